@@ -1,0 +1,78 @@
+"""Every error a user can meet: what happened and where, what to do next, which exit code.
+
+The codes are the command line's contract; ``dflash.cli.__main__`` is the one place that turns an
+error into a message and an exit status.
+"""
+
+
+class DflashError(Exception):
+    """Base of all user-facing errors; the command line prints it without a traceback.
+
+    Args:
+        what: one sentence without a full stop that names the value that was wrong and the rule.
+        hint: the next thing the reader should do, or "" if there is nothing to say.
+    """
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what if not hint else f"{what}\n  hint: {hint}")
+        self.what = what
+        self.hint = hint
+
+
+class UsageError(DflashError):
+    """A command was called with words that make no sense (unknown device, bad option value)."""
+
+
+class ConfigError(DflashError):
+    """A configuration file or override is wrong. Raised once, listing every problem found."""
+
+
+class MissingError(DflashError):
+    """Something required is not there: a model, an extra package, a GPU."""
+
+    exit_code = 3
+
+
+class HangError(DflashError):
+    """The watchdog stopped a run in which nothing moved any more."""
+
+    exit_code = 5
+
+
+class NonFiniteError(DflashError):
+    """A loss or gradient norm was NaN or infinite; the optimizer did not move."""
+
+    exit_code = 10
+
+
+class DeviceMemoryError(DflashError):
+    """A device ran out of memory, or is predicted to."""
+
+    exit_code = 11
+
+
+class DataError(DflashError):
+    """Input data breaks a stated rule (format, token range, too many bad rows, empty)."""
+
+    exit_code = 12
+
+
+class CheckpointError(DflashError):
+    """A checkpoint is damaged, foreign, of another version, or contradicts the configuration."""
+
+    exit_code = 13
+
+
+class WorkerDiedError(DflashError):
+    """A pipeline thread ended with an exception; carries that thread's name and traceback."""
+
+    exit_code = 14
+
+
+INTERNAL_EXIT = 70
+"""A bug of ours; a crash file was written."""
+
+STOPPED_EXIT = 75
+"""Stopped by a signal after a complete checkpoint; the same command goes on from there."""

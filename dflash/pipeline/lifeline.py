@@ -1,0 +1,55 @@
+"""What all threads of a run share: whether to go on, who failed first, and signs of life."""
+
+import threading
+import time
+
+TICK_S = 0.2
+"""How often a waiting thread looks whether the run was stopped; bounds the time to a full stop."""
+
+
+class Halted(BaseException):  # noqa: N818 - not an error: the orderly way out of a waiting thread
+    """Raised inside a worker that waits while the run is being stopped."""
+
+
+class Lifeline:
+    """Shared by the supervisor and its workers; all methods are safe from any thread."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._failure: tuple[str, BaseException] | None = None
+        self._last_beat_s = time.monotonic()
+
+    def beat(self) -> None:
+        """Report progress; the watchdog counts from the latest beat."""
+        self._last_beat_s = time.monotonic()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since any thread last reported progress."""
+        return time.monotonic() - self._last_beat_s
+
+    def halt(self) -> None:
+        """Ask every thread to end at its next wait."""
+        self._stop.set()
+
+    def fail(self, worker: str, error: BaseException) -> None:
+        """Record *error* as the reason for stopping, unless another came first, and halt."""
+        with self._lock:
+            if self._failure is None:
+                self._failure = (worker, error)
+        self.halt()
+
+    @property
+    def failure(self) -> tuple[str, BaseException] | None:
+        """Name and exception of the worker that failed first."""
+        return self._failure
+
+    @property
+    def halted(self) -> bool:
+        return self._stop.is_set()
+
+    def check(self) -> None:
+        """Raise Halted when the run is being stopped."""
+        if self._stop.is_set():
+            raise Halted

@@ -1,0 +1,171 @@
+"""What a run writes: one JSON object a line, with a ``kind``; units are in the names.
+
+A line is written whole and flushed, so a killed process leaves at most one torn last line; readers
+leave that out, writers and resumed runs cut it off.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from dflash.errors import DataError
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    step: int = Field(ge=0, description="optimizer steps done when it was written")
+
+
+class StepRecord(_Line):
+    """One logged step; averages and rates cover the steps since the record before."""
+
+    kind: Literal["step"] = "step"
+    epoch: float = Field(0.0, description="passes over the data so far")
+    loss: float = Field(description="weighted cross-entropy per unit of weight, nat")
+    accepted_tokens_per_block: float | None = Field(
+        None, description="true prefix and bonus token, averaged over blocks of metric batches"
+    )
+    token_accuracy: float | None = Field(
+        None, description="share of supervised slots predicted, over metric batches"
+    )
+    lr: float = Field(description="learning rate of the last step")
+    grad_norm: float = Field(description="global norm before clipping, last step")
+    tokens: int = Field(0, description="real (not padding) tokens since the run began")
+    tokens_per_s: float = Field(0.0, description="real tokens per second")
+    padding_share: float = Field(0.0, description="padding positions of all positions")
+    step_s: float = Field(0.0, description="seconds a step")
+    wait_target_s: float = Field(0.0, description="seconds a step the target had no free slot")
+    wait_drafter_s: float = Field(0.0, description="seconds a step the drafter had no features")
+    wait_data_s: float = Field(0.0, description="seconds a step the target had no batch")
+    allocated_gib: dict[str, float] = Field({}, description="peak allocated by device")
+    reserved_gib: dict[str, float] = Field({}, description="peak reserved by device")
+    device_allocs: dict[str, int] = Field({}, description="allocations so far by device")
+    rss_gib: float = Field(0.0, description="resident memory of the process")
+    recompiles: int = Field(0, description="graphs compiled since the run was sealed")
+
+
+class EvalRecord(_Line):
+    """Accepted length and speed measured by real decoding."""
+
+    kind: Literal["eval"] = "eval"
+    tau: float = Field(description="tokens per verify step, bonus included; mean over prompts")
+    tau_per_prompt: list[float] = Field(description="mean over the verify steps of each prompt")
+    accepted_per_position: list[float] = Field(
+        description="share of verify steps that accepted draft 1, 2, .. B-1"
+    )
+    tokens_per_s_drafter: float = Field(description="decoded with the drafter")
+    tokens_per_s_plain: float = Field(description="decoded by the target alone")
+    speedup: float = Field(description="ratio of the two")
+    num_prompts: int
+    max_new_tokens: int
+
+
+class EventRecord(_Line):
+    """Something that happened once: a start, a checkpoint, a fallback, a finding."""
+
+    kind: Literal["event"] = "event"
+    name: str
+    detail: dict[str, Any] = {}
+
+
+Record = Annotated[StepRecord | EvalRecord | EventRecord, Field(discriminator="kind")]
+
+
+@cache
+def _adapter() -> TypeAdapter[StepRecord | EvalRecord | EventRecord]:
+    return TypeAdapter(Record)
+
+
+class RecordWriter:
+    """Appends records to a file, a whole line at a time, from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            os.truncate(path, _whole_bytes(path.read_bytes()))
+        self._file = path.open("ab")
+        self._lock = threading.Lock()
+
+    def write(self, record: Record) -> None:
+        line = record.model_dump_json().encode() + b"\n"
+        with self._lock:
+            self._file.write(line)
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_records(path: Path) -> Iterator[StepRecord | EvalRecord | EventRecord]:
+    """Every record of the file, in order; a torn last line is left out.
+
+    Raises:
+        DataError: the file cannot be read, or a whole line is no record; names file and line.
+    """
+    for number, line in _whole_lines(path):
+        try:
+            yield _adapter().validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            text = f"{path}:{number} is not a record of a run: {where or 'line'}: {first['msg']}"
+            raise DataError(text) from error
+
+
+def truncate_after(path: Path, step: int) -> int:
+    """Drop records of steps after *step* and a torn last line; a missing file has none.
+
+    Returns:
+        how many whole records were dropped.
+
+    Raises:
+        DataError: a line is no JSON object with a ``step``.
+    """
+    if not path.exists():
+        return 0
+    lines = [(_step_of(line, f"{path}:{number}"), line) for number, line in _whole_lines(path)]
+    kept = [line for line_step, line in lines if line_step <= step]
+    beside = path.with_name(f"{path.name}.partial")
+    beside.write_bytes(b"".join(line + b"\n" for line in kept))
+    beside.replace(path)
+    return len(lines) - len(kept)
+
+
+def _step_of(line: bytes, where: str) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{where} is not a record of a run") from error
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    lines = content[: _whole_bytes(content)].splitlines()
+    return ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+
+
+def _whole_bytes(content: bytes) -> int:
+    """How many bytes belong to lines that end."""
+    return content.rfind(b"\n") + 1

@@ -57,15 +57,25 @@ class EvalRecord(_Line):
 
     kind: Literal["eval"] = "eval"
     tau: float = Field(description="tokens per verify step, bonus included; mean over prompts")
-    tau_per_prompt: list[float] = Field(description="mean over the verify steps of each prompt")
+    tau_per_prompt: list[float | None] = Field(
+        description="mean over the verify steps of each prompt; null where there was none"
+    )
     accepted_per_position: list[float] = Field(
         description="share of verify steps that accepted draft 1, 2, .. B-1"
     )
+    steps_by_accepted_tokens: list[int] = Field(
+        [], description="verify steps that committed 1, 2, .. B tokens"
+    )
     tokens_per_s_drafter: float = Field(description="decoded with the drafter")
-    tokens_per_s_plain: float = Field(description="decoded by the target alone")
-    speedup: float = Field(description="ratio of the two")
+    tokens_per_s_plain: float | None = Field(
+        None, description="decoded by the target alone, if it was"
+    )
+    speedup: float | None = Field(
+        None, description="ratio of the two on the prompts decoded both ways"
+    )
     num_prompts: int
     max_new_tokens: int
+    temperature: float = Field(0.0, description="of the target's choice; 0 is greedy")
 
 
 class EventRecord(_Line):

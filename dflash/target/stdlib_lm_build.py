@@ -78,7 +78,8 @@ def model_config() -> Qwen3Config:
 class Windows:
     """Random windows over a corpus that lies on the device; no host synchronisation."""
 
-    def __init__(self, corpus: Corpus, *, num_tokens: int, device: str, seed: int) -> None:
+    def __init__(self, corpus: Corpus, settings: BuildSettings, *, seed: int) -> None:
+        num_tokens, device = settings.sequence_tokens, settings.device
         if len(corpus.tokens) <= num_tokens + 1:
             raise UsageError(f"the text has {len(corpus.tokens)} tokens, a window {num_tokens}")
         last = len(corpus.tokens) - num_tokens - 1
@@ -90,10 +91,10 @@ class Windows:
 
     def draw(self, count: int) -> Tensor:
         """Return int64 [count, num_tokens + 1]."""
-        made = {"generator": self.generator, "device": self.tokens.device}
-        anywhere = torch.randint(0, self.last + 1, (count,), **made)
-        chosen = torch.randint(0, len(self.starts), (count,), **made)
-        at_start = torch.rand(count, **made) < DOCUMENT_START_SHARE
+        made, device = self.generator, self.tokens.device
+        anywhere = torch.randint(0, self.last + 1, (count,), generator=made, device=device)
+        chosen = torch.randint(0, len(self.starts), (count,), generator=made, device=device)
+        at_start = torch.rand(count, generator=made, device=device) < DOCUMENT_START_SHARE
         begin = torch.where(at_start, self.starts[chosen], anywhere)
         return self.tokens[begin[:, None] + self.offsets]
 
@@ -114,14 +115,17 @@ def learning_rate(settings: BuildSettings, progress: float) -> float:
 
 
 def train(
-    model: nn.Module, texts: dict[str, Corpus], settings: BuildSettings, console: Console
+    model: nn.Module, texts: dict[str, Corpus], settings: BuildSettings, *, console: Console
 ) -> dict[str, Any]:
     """Train in place; return steps, seconds and losses (nats per token)."""
-    made = {"num_tokens": settings.sequence_tokens, "device": settings.device}
-    windows = Windows(texts["train"], seed=settings.seed, **made)
-    heldout = Windows(texts["heldout"], seed=settings.seed + 1, **made).draw(HELDOUT_SEQUENCES)
+    windows = Windows(texts["train"], settings, seed=settings.seed)
+    heldout = Windows(texts["heldout"], settings, seed=settings.seed + 1).draw(HELDOUT_SEQUENCES)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=settings.weight_decay
+        model.parameters(),
+        lr=settings.lr,
+        betas=(0.9, 0.95),
+        weight_decay=settings.weight_decay,
+        fused=True,
     )
     begun, step, next_report = time.monotonic(), 0, 0.0
     history: list[dict[str, float]] = []
@@ -135,12 +139,12 @@ def train(
             group["lr"] = learning_rate(settings, progress)
         loss = loss_of(model, windows.draw(settings.batch_sequences))
         if progress >= next_report or progress >= 1:
-            history.append(_report(model, heldout, step, loss))
+            history.append(_report(model, heldout, step=step, loss=loss))
             console.print(f"{progress:6.1%}  {elapsed:6.1f} s  {history[-1]}")
             next_report = progress + 0.1
         if progress >= 1:
             return {"steps": step, "seconds": round(elapsed, 1), "history": history}
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -148,8 +152,8 @@ def train(
 
 
 @torch.no_grad()
-def _report(model: nn.Module, heldout: Tensor, step: int, loss: Tensor) -> dict[str, float]:
-    pieces = [loss_of(model, piece).item() for piece in heldout.split(16)]
+def _report(model: nn.Module, heldout: Tensor, *, step: int, loss: Tensor) -> dict[str, float]:
+    pieces = [loss_of(model, piece).item() for piece in torch.split(heldout, 16)]
     measured = {"train_nats": loss.item(), "heldout_nats": sum(pieces) / len(pieces)}
     return {"step": step} | {name: round(value, 4) for name, value in measured.items()}
 
@@ -160,7 +164,8 @@ def save(model: Qwen3ForCausalLM, folder: Path, provenance: dict[str, Any]) -> N
         raise UsageError(f"{folder} exists; the builder does not overwrite", hint="name another")
     beside = folder.with_name(folder.name + ".partial")
     shutil.rmtree(beside, ignore_errors=True)
-    model.to(torch.bfloat16).save_pretrained(beside)
+    nn.Module.to(model, torch.bfloat16)
+    model.save_pretrained(beside)
     write_tokenizer(beside)
     config = json.loads((beside / "config.json").read_text(encoding="utf-8"))
     config["rope_theta"] = 10000.0  # transformers 5 writes rope_parameters only, 4.57 reads this
@@ -174,13 +179,14 @@ def build(out: Path, settings: BuildSettings, console: Console) -> dict[str, Any
     """Train and write the model; return its provenance."""
     torch.manual_seed(settings.seed)
     texts = {"train": Corpus(stdlib_files("train")), "heldout": Corpus(stdlib_files("heldout"))}
-    model = Qwen3ForCausalLM(model_config()).to(settings.device)
-    model.generation_config = GenerationConfig(
+    model = Qwen3ForCausalLM(model_config())
+    nn.Module.to(model, settings.device)
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         eos_token_id=[END_OF_TEXT, TURN_END], pad_token_id=PAD, do_sample=False
     )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     console.print(f"{num_parameters:,} parameters, {len(texts['train'].tokens):,} training tokens")
-    measured = train(model, texts, settings, console)
+    measured = train(model, texts, settings, console=console)
     on_gpu = settings.device.startswith("cuda")
     provenance = {
         "what": "byte-level language model of the Python standard library's source",

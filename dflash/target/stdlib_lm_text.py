@@ -8,6 +8,7 @@ chat template, its end-of-turn token and sampled user turns mean something to th
 import ast
 import hashlib
 import json
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,6 @@ def write_tokenizer(folder: Path) -> None:
         "pad_token": SPECIAL_TOKENS[3],
         "additional_special_tokens": list(SPECIAL_TOKENS[1:3]),
         "clean_up_tokenization_spaces": False,
-        "model_max_length": 1024,
         "chat_template": CHAT_TEMPLATE,
     }
     text = json.dumps(settings, indent=2) + "\n"
@@ -64,23 +64,31 @@ def write_tokenizer(folder: Path) -> None:
 
 
 class Corpus:
-    """Documents of one split as one flat row of token ids, each document ended by end-of-text.
+    """One split as one flat row of token ids, each document ended by end-of-text.
 
     Attributes:
         tokens: int16, all documents one after another.
-        starts: int64, where each document begins.
+        starts: int64, where documents begin; whole files are listed repeatedly so that a uniform
+            choice falls on a file as often as on one of the more numerous conversations.
         sha256: hash of the tokens.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
-        documents = [tokens for path in files for tokens in _documents(path)]
-        lengths = np.array([len(tokens) for tokens in documents], dtype=np.int64)
-        self.tokens = np.concatenate(documents)
-        self.starts = np.concatenate([[0], lengths.cumsum()[:-1]]).astype(np.int64)
+        rows: list[NDArray[np.int16]] = []
+        starts: dict[bool, list[int]] = {False: [], True: []}
+        num_tokens = 0
+        for tokens in (row for path in files for row in _documents(path)):
+            starts[int(tokens[0]) == TURN_START].append(num_tokens)
+            rows.append(tokens)
+            num_tokens += len(tokens)
+        repeats = max(1, len(starts[True]) // max(1, len(starts[False])))
+        self.tokens = np.concatenate(rows)
+        self.starts = np.array(starts[False] * repeats + starts[True], dtype=np.int64)
         self.sha256 = hashlib.sha256(self.tokens.tobytes()).hexdigest()
 
 
 def _documents(path: Path) -> Iterator[NDArray[np.int16]]:
+    """Yield the file, then the conversations made from it."""
     data = path.read_bytes()
     try:
         text = data.decode("utf-8")
@@ -88,21 +96,22 @@ def _documents(path: Path) -> Iterator[NDArray[np.int16]]:
         return
     if not text.strip():
         return
-    yield np.array([*data, END_OF_TEXT], dtype=np.int16)
+    yield np.append(np.frombuffer(data, dtype=np.uint8).astype(np.int16), np.int16(END_OF_TEXT))
     for question, answer in _conversations(text):
         yield _chat_tokens(question, answer)
 
 
 def _conversations(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (first docstring line, source) of the short documented functions of a file."""
+    """Yield (first docstring line and name, source) of the short documented functions."""
     try:
         tree = ast.parse(text)
     except SyntaxError:  # templates that are not programs
         return
+    lines = text.split("\n")
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and (docstring := ast.get_docstring(node)):
-            source = ast.get_source_segment(text, node)
-            if source and len(source.encode()) <= MAX_CHAT_BYTES:
+            source = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
+            if len(source.encode()) <= MAX_CHAT_BYTES:
                 yield f"{docstring.splitlines()[0].strip()} ({node.name})", source
 
 

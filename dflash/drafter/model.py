@@ -1,0 +1,249 @@
+"""The drafter network: fused target features enter every layer as extra keys and values.
+
+Parameters carry z-lab's names. They are created in fp32 and cast to the activations' dtype at each
+use, so fp32 parameters with bf16 activations are master weights with bf16 compute, and a drafter
+moved to bf16 computes the same numbers without casts. The embedding and the head belong to the
+target and are not here.
+"""
+
+import functools
+
+import torch
+import torch.nn.functional as F  # noqa: N812  torch's own name for it
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
+from torch.utils.checkpoint import checkpoint as recompute
+
+from dflash.drafter.attention import Attention, attend
+from dflash.drafter.cache import ContextCache
+from dflash.drafter.shape import DrafterShape
+
+__all__ = ["ContextCache", "Drafter"]
+
+Rope = tuple[Tensor, Tensor]  # cos and sin, [b, positions, d], in the activations' dtype
+INIT_STD = 0.02  # transformers' initializer_range of Qwen3, used by every published drafter
+
+
+class Projection(nn.Module):
+    """``x @ weight.T``, cast to x's dtype. Holds NaN until initialised or loaded."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((outputs, inputs), torch.nan))
+        self.bias = nn.Parameter(torch.full((outputs,), torch.nan)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias)
+
+
+class RMSNorm(nn.Module):
+    """Qwen3's norm: normalise in fp32, cast back, then scale."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((width,), torch.nan))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight.to(x.dtype) * wide.to(x.dtype)
+
+
+class SelfAttention(nn.Module):
+    """Queries from the block; keys and values from context, then block, by the same weights."""
+
+    def __init__(self, shape: DrafterShape) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        q_width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        width, bias = shape.hidden_size, shape.attention_bias
+        self.q_proj = Projection(width, q_width, bias=bias)
+        self.k_proj = Projection(width, kv_width, bias=bias)
+        self.v_proj = Projection(width, kv_width, bias=bias)
+        self.o_proj = Projection(q_width, width, bias=bias)
+        self.q_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps)
+        self.k_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps)
+
+    def queries(self, x_bQD: Tensor, rope: Rope) -> Tensor:
+        return _rotate(self.q_norm(self._heads(self.q_proj(x_bQD))).transpose(1, 2), rope)
+
+    def keys_values(self, x_bTD: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+        """Return k and v [b, G, T, d] of context or block rows."""
+        k_bGTd = _rotate(self.k_norm(self._heads(self.k_proj(x_bTD))).transpose(1, 2), rope)
+        return k_bGTd, self._heads(self.v_proj(x_bTD)).transpose(1, 2)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], -1, self.head_dim)
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, shape: DrafterShape) -> None:
+        super().__init__()
+        self.gate_proj = Projection(shape.hidden_size, shape.intermediate_size)
+        self.up_proj = Projection(shape.hidden_size, shape.intermediate_size)
+        self.down_proj = Projection(shape.intermediate_size, shape.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class DrafterLayer(nn.Module):
+    """One pre-norm layer over block slots; the context is read, never updated."""
+
+    def __init__(self, shape: DrafterShape) -> None:
+        super().__init__()
+        self.self_attn = SelfAttention(shape)
+        self.mlp = GatedMLP(shape)
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+
+    def forward(
+        self,
+        h_bQD: Tensor,
+        context_bTD: Tensor,
+        *,
+        rope_T: Rope,
+        rope_Q: Rope,
+        mask: Tensor | BlockMask | None,
+        attention: Attention,
+    ) -> Tensor:
+        x_bQD = self.input_layernorm(h_bQD)
+        # The context is not normed again, and projected apart: no [T + Q, D] copy.
+        k_context, v_context = self.self_attn.keys_values(context_bTD, rope_T)
+        k_block, v_block = self.self_attn.keys_values(x_bQD, rope_Q)
+        k_bGSd = torch.cat([k_context, k_block], dim=2)
+        v_bGSd = torch.cat([v_context, v_block], dim=2)
+        q_bHQd = self.self_attn.queries(x_bQD, rope_Q)
+        out = attend(q_bHQd, k_bGSd, v_bGSd, mask=mask, attention=attention)
+        return self.finish(h_bQD, out)
+
+    def finish(self, h_bQD: Tensor, attended: Tensor) -> Tensor:
+        """Add the attention's output, then the MLP's."""
+        h_bQD = h_bQD + self.self_attn.o_proj(attended)
+        out: Tensor = h_bQD + self.mlp(self.post_attention_layernorm(h_bQD))
+        return out
+
+
+class Drafter(nn.Module):
+    """A DFlash drafter. Its weights are NaN until ``initialise`` or ``load_state_dict``."""
+
+    inv_freq_bits: Tensor
+
+    def __init__(self, shape: DrafterShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.fc = Projection(shape.num_taps * shape.hidden_size, shape.hidden_size)
+        self.hidden_norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.layers = nn.ModuleList(DrafterLayer(shape) for _ in range(shape.num_layers))
+        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        even = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).to(torch.float32)
+        inv_freq = 1.0 / (shape.rope_theta ** (even / shape.head_dim))
+        # Kept as int32 bits: `.to(bfloat16)` would round fp32 frequencies, and the angle would be
+        # wrong by radians a few thousand positions on.
+        self.register_buffer("inv_freq_bits", inv_freq.view(torch.int32), persistent=False)
+
+    def initialise(self, seed: int) -> None:
+        """Draw every matrix from N(0, 0.02), norms 1, biases 0; the same on every device."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if parameter.ndim == 1:
+                    parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+                else:
+                    drawn = torch.empty(parameter.shape).normal_(std=INIT_STD, generator=generator)
+                    parameter.copy_(drawn)
+
+    def forward(
+        self,
+        embeds_bQD: Tensor,
+        features_bTC: Tensor,
+        *,
+        positions_bT: Tensor,
+        positions_bQ: Tensor,
+        mask: Tensor | BlockMask | None,
+        attention: Attention,
+        checkpoint: bool = False,
+    ) -> Tensor:
+        """Return out_bQD, ready for the target's head.
+
+        Args:
+            embeds_bQD: target embeddings of the slots; their dtype is the compute dtype.
+            features_bTC: tapped hidden states, concatenated in tap order, not normed.
+            positions_bT: integer positions of the context; positions_bQ: of the slots.
+            mask: see ``attention.attend``.
+            checkpoint: recompute each layer in the backward pass instead of keeping activations.
+        """
+        context_bTD = self.fuse(features_bTC)
+        rope_T = self.rope(positions_bT, context_bTD.dtype)
+        rope_Q = self.rope(positions_bQ, embeds_bQD.dtype)
+        h_bQD = embeds_bQD
+        for layer in self.layers:
+            run = functools.partial(
+                layer, rope_T=rope_T, rope_Q=rope_Q, mask=mask, attention=attention
+            )
+            if checkpoint:
+                # No dropout, so no generator state to keep (reading it breaks graph capture).
+                h_bQD = recompute(
+                    run, h_bQD, context_bTD, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                h_bQD = run(h_bQD, context_bTD)
+        out: Tensor = self.norm(h_bQD)
+        return out
+
+    @torch.no_grad()
+    def extend_context(
+        self, cache: ContextCache, features_bTC: Tensor, positions_bT: Tensor
+    ) -> None:
+        """Append keys and values of newly committed tokens to every layer of the cache."""
+        context_bTD = self.fuse(features_bTC)
+        rope_T = self.rope(positions_bT, context_bTD.dtype)
+        for number, layer in enumerate(self._layers()):
+            cache.write(number, *layer.self_attn.keys_values(context_bTD, rope_T))
+        cache.length += features_bTC.shape[1]
+
+    @torch.no_grad()
+    def draft(
+        self,
+        embeds_bBD: Tensor,
+        positions_bB: Tensor,
+        cache: ContextCache,
+        *,
+        attention: Attention = "sdpa",
+    ) -> Tensor:
+        """Return out_bBD of one block that reads the whole cached context; the cache stays."""
+        rope_B = self.rope(positions_bB, embeds_bBD.dtype)
+        h_bBD = embeds_bBD
+        for number, layer in enumerate(self._layers()):
+            x_bBD = layer.input_layernorm(h_bBD)
+            k, v = cache.write(number, *layer.self_attn.keys_values(x_bBD, rope_B))
+            q_bHBd = layer.self_attn.queries(x_bBD, rope_B)
+            h_bBD = layer.finish(h_bBD, attend(q_bHBd, k, v, mask=None, attention=attention))
+        out: Tensor = self.norm(h_bBD)
+        return out
+
+    def fuse(self, features_bTC: Tensor) -> Tensor:
+        """Return context_bTD, the one tensor that every layer projects to keys and values."""
+        out: Tensor = self.hidden_norm(self.fc(features_bTC))
+        return out
+
+    def rope(self, positions: Tensor, dtype: torch.dtype) -> Rope:
+        """Return cos and sin tables, computed in fp32 from integer positions."""
+        inv_freq = self.inv_freq_bits.view(torch.float32)
+        half = positions.to(torch.float32)[..., None] * inv_freq
+        angle = torch.cat([half, half], dim=-1)
+        return angle.cos().to(dtype), angle.sin().to(dtype)
+
+    def _layers(self) -> list[DrafterLayer]:
+        return [layer for layer in self.layers if isinstance(layer, DrafterLayer)]
+
+
+def _rotate(x_bHQd: Tensor, rope: Rope) -> Tensor:
+    cos, sin = rope[0][:, None], rope[1][:, None]
+    first, second = x_bHQd.chunk(2, dim=-1)
+    return x_bHQd * cos + torch.cat([-second, first], dim=-1) * sin

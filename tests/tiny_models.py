@@ -1,16 +1,21 @@
 """Tiny random targets and drafters for tests that decode, train or store; seconds on a CPU."""
 
+import hashlib
+import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from transformers import PretrainedConfig, PreTrainedModel
 
 from dflash.drafter.model import Drafter
 from dflash.drafter.shape import DrafterShape
+from dflash.drafter.zlab import to_zlab
 
 if TYPE_CHECKING:
     from dflash.target.model import Target
@@ -88,3 +93,27 @@ def tiny_drafter(seed: int = 0, **changes: object) -> Drafter:
     drafter = Drafter(DrafterShape(**(sizes | changes)))  # type: ignore[arg-type])
     drafter.initialise(seed)
     return drafter.eval()
+
+
+def write_checkpoint(
+    folder: Path,
+    drafter: Drafter,
+    *,
+    step: int = 40,
+    target: tuple[str, str] = ("targets/tiny-lm", "f" * 64),
+    tau: float | None = None,
+) -> Path:
+    """A checkpoint as training leaves it, less the optimizer."""
+    folder.mkdir(parents=True)
+    save_file(drafter.state_dict(), folder / "drafter.safetensors")
+    content = (folder / "drafter.safetensors").read_bytes()
+    manifest = {
+        "format_version": 1,
+        "step": step,
+        "shape": to_zlab(drafter.shape, dtype="float32"),
+        "target": dict(zip(("source", "fingerprint"), target, strict=True)),
+        "files": {"drafter.safetensors": hashlib.sha256(content).hexdigest()},
+        "metrics": {"tau": tau},
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder

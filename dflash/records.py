@@ -28,28 +28,33 @@ class StepRecord(_Line):
     """One logged step; averages and rates cover the steps since the record before."""
 
     kind: Literal["step"] = "step"
-    epoch: float = Field(0.0, description="passes over the data so far")
+    epoch: float = Field(default=0.0, description="passes over the data so far")
     loss: float = Field(description="weighted cross-entropy per unit of weight, nat")
     accepted_tokens_per_block: float | None = Field(
-        None, description="true prefix and bonus token, averaged over blocks of metric batches"
+        default=None,
+        description="true prefix and bonus token, averaged over blocks of metric batches",
     )
     token_accuracy: float | None = Field(
-        None, description="share of supervised slots predicted, over metric batches"
+        default=None, description="share of supervised slots predicted, over metric batches"
     )
     lr: float = Field(description="learning rate of the last step")
     grad_norm: float = Field(description="global norm before clipping, last step")
-    tokens: int = Field(0, description="real (not padding) tokens since the run began")
-    tokens_per_s: float = Field(0.0, description="real tokens per second")
-    padding_share: float = Field(0.0, description="padding positions of all positions")
-    step_s: float = Field(0.0, description="seconds a step")
-    wait_target_s: float = Field(0.0, description="seconds a step the target had no free slot")
-    wait_drafter_s: float = Field(0.0, description="seconds a step the drafter had no features")
-    wait_data_s: float = Field(0.0, description="seconds a step the target had no batch")
-    allocated_gib: dict[str, float] = Field({}, description="peak allocated by device")
-    reserved_gib: dict[str, float] = Field({}, description="peak reserved by device")
-    device_allocs: dict[str, int] = Field({}, description="allocations so far by device")
-    rss_gib: float = Field(0.0, description="resident memory of the process")
-    recompiles: int = Field(0, description="graphs compiled since the run was sealed")
+    tokens: int = Field(default=0, description="real (not padding) tokens since the run began")
+    tokens_per_s: float = Field(default=0.0, description="real tokens per second")
+    padding_share: float = Field(default=0.0, description="padding positions of all positions")
+    step_s: float = Field(default=0.0, description="seconds a step")
+    wait_target_s: float = Field(
+        default=0.0, description="seconds a step the target had no free slot"
+    )
+    wait_drafter_s: float = Field(
+        default=0.0, description="seconds a step the drafter had no features"
+    )
+    wait_data_s: float = Field(default=0.0, description="seconds a step the target had no batch")
+    allocated_gib: dict[str, float] = Field(default={}, description="peak allocated by device")
+    reserved_gib: dict[str, float] = Field(default={}, description="peak reserved by device")
+    device_allocs: dict[str, int] = Field(default={}, description="allocations so far by device")
+    rss_gib: float = Field(default=0.0, description="resident memory of the process")
+    recompiles: int = Field(default=0, description="graphs compiled since the run was sealed")
 
 
 class EvalRecord(_Line):
@@ -64,18 +69,18 @@ class EvalRecord(_Line):
         description="share of verify steps that accepted draft 1, 2, .. B-1"
     )
     steps_by_accepted_tokens: list[int] = Field(
-        [], description="verify steps that committed 1, 2, .. B tokens"
+        default=[], description="verify steps that committed 1, 2, .. B tokens"
     )
     tokens_per_s_drafter: float = Field(description="decoded with the drafter")
     tokens_per_s_plain: float | None = Field(
-        None, description="decoded by the target alone, if it was"
+        default=None, description="decoded by the target alone, if it was"
     )
     speedup: float | None = Field(
-        None, description="ratio of the two on the prompts decoded both ways"
+        default=None, description="ratio of the two on the prompts decoded both ways"
     )
     num_prompts: int
     max_new_tokens: int
-    temperature: float = Field(0.0, description="of the target's choice; 0 is greedy")
+    temperature: float = Field(default=0.0, description="of the target's choice; 0 is greedy")
 
 
 class EventRecord(_Line):

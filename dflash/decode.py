@@ -12,7 +12,8 @@ Letters as in dflash.drafter: B slots of a block, P prompt tokens, D hidden, C f
 
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +23,7 @@ from torch.nn import functional as F  # noqa: N812 (the name torch itself uses)
 
 from dflash.drafter.model import ContextCache, Drafter
 from dflash.errors import UsageError
+from dflash.target.sharing import decoder_layers
 
 if TYPE_CHECKING:
     from dflash.target.model import Target
@@ -104,8 +106,8 @@ def speculative_decode(
     """
     shape = drafter.shape
     capacity = len(prompt_ids) + limits.max_new_tokens + shape.block_size
-    with torch.no_grad(), target.lock:
-        session = _Session(target, prompt_ids, limits=limits, generator=generator)
+    session = _Session(target, prompt_ids, limits=limits, generator=generator)
+    with torch.no_grad(), target.lock, _captured(target, session.outputs):
         return _decode(session, _Proposer(session, drafter, capacity), on_block)
 
 
@@ -127,16 +129,16 @@ def plain_decode(
         if on_token is not None:
             on_token(tokens[0])
 
+    session = _Session(target, prompt_ids, limits=limits, generator=generator)
     with torch.no_grad(), target.lock:
-        session = _Session(target, prompt_ids, limits=limits, generator=generator)
         return _decode(session, None, on_block)
 
 
 def _decode(session: "_Session", proposer: "_Proposer | None", on_block: OnBlock | None) -> Decoded:
     started = session.clock()
-    choice_1, features_PC = session.verify(session.prompt_P, tapped=proposer is not None, rows=1)
+    choice_1 = session.verify(session.prompt_P, rows=1)
     if proposer is not None:
-        proposer.extend(features_PC)
+        proposer.extend(session.features(len(session.prompt_P)))
     answer = _Answer(session.limits, on_block)
     answer.commit(choice_1.tolist(), accepted=0)
     prefilled = session.clock()
@@ -144,7 +146,7 @@ def _decode(session: "_Session", proposer: "_Proposer | None", on_block: OnBlock
     accepted: list[int] = []
     while answer.finished_by is None:
         block_B = choice_1 if proposer is None else proposer.block(choice_1)
-        choice_B, features_BC = session.verify(block_B, tapped=proposer is not None)
+        choice_B = session.verify(block_B)
         agree_B = (block_B[1:] == choice_B[:-1]).cumprod(0).sum().view(1)
         num_drafts, *choices = torch.cat([agree_B, choice_B]).tolist()  # the step's one host sync
         session.forget(len(choices) - num_drafts - 1)
@@ -152,7 +154,7 @@ def _decode(session: "_Session", proposer: "_Proposer | None", on_block: OnBlock
         answer.commit(choices[: num_drafts + 1], accepted=num_drafts)
         choice_1 = choice_B[num_drafts : num_drafts + 1]
         if proposer is not None and answer.finished_by is None:
-            proposer.extend(features_BC[: num_drafts + 1])
+            proposer.extend(session.features(num_drafts + 1))
     return Decoded(
         tokens=answer.tokens,
         accepted=accepted,
@@ -199,35 +201,32 @@ class _Session:
 
         _check(target, prompt_ids)
         self.target = target
+        self.outputs: dict[int, Tensor] = {}
         self.limits = limits
-        self.prompt_P = torch.tensor(list(prompt_ids), dtype=torch.int64, device=target.device)
+        self._device = torch.device(target.device)
+        self.prompt_P = torch.tensor(list(prompt_ids), dtype=torch.int64, device=self._device)
         # Without a config every layer keeps all its tokens, sliding ones too: the mask alone
         # limits what they read, and dropped tokens could not be brought back after a rejection.
         self._cache: Any = DynamicCache()
         # transformers 5.2x calls the argument `cache`, earlier ones `past_key_values`
         names = inspect.signature(target.model.forward).parameters
         self._cache_name = "cache" if "cache" in names else "past_key_values"
-        self._device = torch.device(target.device)
         self._generator = generator or torch.Generator(self._device).manual_seed(0)
 
-    def verify(self, ids_B: Tensor, *, tapped: bool, rows: int = 0) -> tuple[Tensor, Tensor]:
-        """Append *ids_B* to the cache.
-
-        Returns:
-            int64 [rows or B], the target's choice after each of the last rows; and the features
-            [B, C], empty unless tapped.
-        """
+    def verify(self, ids_B: Tensor, *, rows: int = 0) -> Tensor:
+        """Append *ids_B* to the cache; return int64, the target's choice after each of the last
+        *rows* of them (0: all)."""
         out = self.target.model(
             input_ids=ids_B[None],
             use_cache=True,
-            output_hidden_states=tapped,
             logits_to_keep=rows,
             **{self._cache_name: self._cache},
         )
-        if not tapped:
-            return self._choose(out.logits[0]), out.logits.new_empty(0)
-        features_BC = torch.cat([out.hidden_states[tap + 1][0] for tap in self.target.taps], dim=-1)
-        return self._choose(out.logits[0]), features_BC
+        return self._choose(out.logits[0])
+
+    def features(self, num_tokens: int) -> Tensor:
+        """[num_tokens, C]: what the taps gave for the first tokens of the last forward."""
+        return torch.cat([self.outputs[tap][:num_tokens] for tap in self.target.taps], dim=-1)
 
     def forget(self, num_tokens: int) -> None:
         """Roll the cache back; 0 must not reach ``crop``, which older versions read as a length."""
@@ -280,6 +279,25 @@ class _Proposer:
         head_VD = self._target.lm_head_VD
         drafts = F.linear(hidden_BD[1:].to(head_VD.dtype), head_VD).argmax(dim=-1)
         return torch.cat([anchor_1, drafts])
+
+
+@contextmanager
+def _captured(target: "Target", outputs: dict[int, Tensor]) -> Iterator[None]:
+    """Keep what the tapped layers put out, in the very forward that verifies."""
+
+    def keeper(tap: int) -> Callable[..., None]:
+        def keep(_module: object, _inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
+            outputs[tap] = (output if isinstance(output, Tensor) else output[0])[0]
+
+        return keep
+
+    _, layers = decoder_layers(target.model.get_decoder()) or ("", torch.nn.ModuleList())
+    handles = [layers[tap].register_forward_hook(keeper(tap)) for tap in target.taps]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _check(target: "Target", prompt_ids: Sequence[int]) -> None:

@@ -32,6 +32,9 @@ class Progress:
     def say(self, text: str) -> None:
         """Show a sentence."""
 
+    def expect(self, total_steps: int) -> None:
+        """Learn the length of the run, once the data has told it."""
+
     def close(self) -> None:
         """Stop showing."""
 
@@ -87,6 +90,9 @@ class PlainProgress(Progress):
 
     def say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
+
+    def expect(self, total_steps: int) -> None:
+        self._clock.total_steps = total_steps
 
 
 class JsonProgress(Progress):

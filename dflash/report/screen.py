@@ -43,6 +43,9 @@ class ScreenProgress(Progress):
     def say(self, text: str) -> None:
         self._console.print(Text(text))
 
+    def expect(self, total_steps: int) -> None:
+        self._clock.total_steps = total_steps
+
     def close(self) -> None:
         self._live.stop()
 

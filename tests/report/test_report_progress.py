@@ -4,6 +4,7 @@ import io
 import json
 import re
 import time
+from typing import Literal
 
 import pytest
 
@@ -161,3 +162,14 @@ def test_the_time_left_follows_the_pace_since_the_first_record(
 
 def test_a_run_without_an_end_has_no_time_left() -> None:
     assert RunClock(None).left_s(STEP) is None
+
+
+@pytest.mark.parametrize("kind", ["plain", "rich"])
+def test_the_length_of_a_run_may_be_learnt_later(
+    kind: Literal["plain", "rich"], terminal: Terminal
+) -> None:
+    with make_progress(kind, stream=terminal) as progress:
+        progress.expect(400)
+        progress.write(STEP)
+    assert "step 40/400" in terminal.getvalue()
+    assert "left 0:01:12" in terminal.getvalue()

@@ -57,7 +57,9 @@ class ChatTemplate:
             self._prompt_options.insert(0, {"enable_thinking": False})
         added = {str(token) for token in tokenizer.added_tokens_decoder.values()}
         self._added = sorted(token for token in added if token.strip())
-        self._special_ids = set(tokenizer.all_special_ids)
+        self._special_ids = {
+            number for number, token in tokenizer.added_tokens_decoder.items() if token.special
+        }
 
     def render(self, messages: Sequence[Message], **options: Any) -> str:  # noqa: ANN401  # template variables
         """Return the text of *messages*.

@@ -85,29 +85,28 @@ class Encoder:
             self._template = ChatTemplate(self.tokenizer)
         return self._template
 
-    def _tokenise(
-        self, texts: Iterable[str], *, specials: bool
-    ) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
-        """Yield (ids, character offsets) of each text."""
+    def _tokenise(self, texts: Iterable[str], *, specials: bool) -> Iterator[Any]:
+        """Yield the encoding of each text.
+
+        The backend is asked directly: transformers would turn every offset into a Python list,
+        which takes longer than the tokenising, and for a text only a few of them are needed.
+        """
         batch = list(texts)
         if not batch:
             return
-        encoded = self.tokenizer(
-            batch,
-            add_special_tokens=specials,  # a chat template writes its own
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            truncation=False,
-            padding=False,
-            verbose=False,
-        )
-        yield from zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        backend = self.tokenizer.backend_tokenizer
+        backend.no_truncation()  # a tokenizer.json may carry either
+        backend.no_padding()
+        yield from backend.encode_batch(batch, add_special_tokens=specials)
 
     def _chat_row(
-        self, row: RawRow, rendered: Rendered, encoded: tuple[list[int], list[tuple[int, int]]]
+        self,
+        row: RawRow,
+        rendered: Rendered,
+        encoded: Any,  # noqa: ANN401  # tokenizers is untyped
     ) -> EncodedRow:
-        ids, offsets = encoded
-        finished = self._finish(row, ids, self._mask(ids, offsets, rendered.spans))
+        ids: list[int] = encoded.ids
+        finished = self._finish(row, ids, self._mask(ids, encoded.offsets, rendered.spans))
         self.counts.num_unsupervised_turns += rendered.num_unsupervised_turns
         return finished
 
@@ -161,10 +160,12 @@ class Encoder:
         return np.array(ids, dtype=np.int32)
 
     def _text_rows(
-        self, row: RawRow, document: Text, encoded: tuple[list[int], list[tuple[int, int]]]
+        self,
+        row: RawRow,
+        document: Text,
+        encoded: Any,  # noqa: ANN401  # tokenizers is untyped
     ) -> Iterator[EncodedRow]:
-        ids, offsets = encoded
-        tokens = self._checked_tokens(ids)
+        tokens = self._checked_tokens(encoded.ids)
         if len(tokens) < MIN_PIECE_TOKENS:
             raise RowError("too_short", f"{len(tokens)} tokens")
         line, seen = row.line, 0
@@ -173,8 +174,8 @@ class Encoder:
             if len(piece) < MIN_PIECE_TOKENS:
                 self.counts.num_cut_tokens += len(piece)
                 break
-            begins = offsets[start][0]
-            if document.is_file:  # say where in it the piece begins
+            if document.is_file and start:  # say where in it the piece begins
+                begins = max((encoded.token_to_chars(start) or (seen,))[0], seen)
                 line += document.text.count("\n", seen, begins)
                 seen = begins
             yield EncodedRow(row.source, line, piece, np.ones(len(piece), dtype=np.uint8))

@@ -1,0 +1,278 @@
+"""``dflash data``: prepare token shards, look at them, let the target write conversations."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dflash.cli.output import print_json, print_table, talk
+from dflash.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from dflash.data.preview import PreviewRow
+    from dflash.data.shards import TokenDataset
+    from dflash.data.synthesize import Synthesis
+
+data_app = typer.Typer(
+    no_args_is_help=True,
+    help="Prepare, inspect and synthesize training data.",
+    add_completion=False,
+)
+
+Sources = Annotated[
+    list[str],
+    typer.Argument(help="JSONL, parquet or text files, folders, stdlib:train, stdlib:heldout"),
+]
+TokenizerFolder = Annotated[
+    str, typer.Option("--tokenizer", help="the target's folder, or stdlib-lm")
+]
+MaxDocumentTokens = Annotated[
+    int, typer.Option(min=3, help="longer text is split, longer conversations are cut")
+]
+VocabSize = Annotated[
+    int | None, typer.Option(min=1, help="rows of the embedding table; default: the folder's")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON value")]
+
+
+@data_app.command()
+def prepare(
+    sources: Sources,
+    *,
+    tokenizer: TokenizerFolder,
+    out: Annotated[Path, typer.Option(help="the folder to write")],
+    max_document_tokens: MaxDocumentTokens = 4096,
+    max_bad_share: Annotated[
+        float, typer.Option(min=0, max=1, help="stop above this share of bad rows")
+    ] = 0.01,
+    vocab_size: VocabSize = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tokenise sources once: token shards with a loss mask, and a manifest of what was dropped."""
+    from dflash.data.prepare import prepare as prepare_dataset
+
+    loaded = _load_tokenizer(tokenizer)
+    dataset = prepare_dataset(
+        sources,
+        out,
+        tokenizer=loaded,
+        max_document_tokens=max_document_tokens,
+        max_bad_share=max_bad_share,
+        vocab_size=vocab_size or _vocab_size(tokenizer, loaded),
+    )
+    talk(f"{out}: {len(dataset)} rows")
+    _print_summary(dataset, as_json=as_json, rows=[])
+
+
+@data_app.command()
+def inspect(
+    sources: Sources,
+    *,
+    tokenizer: TokenizerFolder,
+    rows: Annotated[int, typer.Option(min=0, help="how many rows to show")] = 3,
+    seed: Annotated[int, typer.Option(help="which rows to show")] = 0,
+    max_document_tokens: MaxDocumentTokens = 4096,
+    vocab_size: VocabSize = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show rows with their supervised tokens marked, then counts. SOURCES may be prepared data."""
+    import tempfile
+
+    from dflash.data.prepare import prepare as prepare_dataset
+    from dflash.data.preview import preview_rows
+
+    loaded = _load_tokenizer(tokenizer)
+    with tempfile.TemporaryDirectory(prefix="dflash-inspect-") as folder:
+        dataset = prepare_dataset(
+            sources,
+            Path(folder, "prepared"),
+            tokenizer=loaded,
+            max_document_tokens=max_document_tokens,
+            max_bad_share=1.0,  # the point is to see the bad ones
+            vocab_size=vocab_size or _vocab_size(tokenizer, loaded),
+        )
+        shown = preview_rows(dataset, loaded, num_rows=rows, seed=seed)
+        _print_summary(dataset, as_json=as_json, rows=shown)
+
+
+@data_app.command()
+def synthesize(  # noqa: PLR0913  # one option each
+    *,
+    target: Annotated[str, typer.Option(help="the target's folder or GGUF file, or stdlib-lm")],
+    out: Annotated[Path, typer.Option(help="the folder of JSONL shards")],
+    num: Annotated[int, typer.Option(min=1, help="conversations to have at least")],
+    batch_size: Annotated[int, typer.Option(min=1, help="conversations sampled together")] = 64,
+    max_user_tokens: Annotated[int, typer.Option(min=1, help="length of a user turn")] = 128,
+    max_answer_tokens: Annotated[int, typer.Option(min=1, help="length of an answer")] = 512,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token")] = 1.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="nucleus of the sampling")] = 1.0,
+    seed: Annotated[int, typer.Option(help="decides all text")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda:0, ...")] = "cpu",
+    text: Annotated[
+        list[str] | None, typer.Option(help="text files that user turns may begin with")
+    ] = None,
+    text_share: Annotated[
+        float, typer.Option(min=0, max=1, help="share of user turns begun from --text")
+    ] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Let the target write conversations to learn from. Running again goes on where it ended."""
+    from functools import partial
+
+    from dflash.data.synthesize import SynthesisSettings, text_digest
+    from dflash.data.synthesize import synthesize as write_conversations
+    from dflash.target.sample import sample_batch
+
+    lines = _text_lines(text or [])
+    if text_share and not lines:
+        raise UsageError("--text-share needs --text", hint="name a text file or folder")
+    loaded = _load_target(target, device)
+    settings = SynthesisSettings(
+        source=loaded.fingerprint,
+        stop_ids=tuple(loaded.stop_ids),
+        batch_size=batch_size,
+        max_user_tokens=max_user_tokens,
+        max_answer_tokens=max_answer_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        text_share=text_share,
+        text_sha256=text_digest(lines),
+    )
+    written = write_conversations(
+        partial(sample_batch, loaded),
+        out,
+        tokenizer=loaded.tokenizer,
+        num_rows=num,
+        settings=settings,
+        text_lines=lines,
+        on_shard=lambda state: talk(f"{state.num_rows} of {num} conversations"),
+    )
+    _print_synthesis(written, out, as_json=as_json)
+
+
+def _load_target(source: str, device: str) -> Any:  # noqa: ANN401  # avoids importing torch for --help
+    import torch
+
+    from dflash.target.loading import resolve_source
+    from dflash.target.model import Target
+
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    return Target.load(resolve_source(source), taps=1, device=device, dtype=dtype)
+
+
+def _load_tokenizer(source: str) -> Any:  # noqa: ANN401  # transformers is untyped
+    from transformers import AutoTokenizer
+
+    from dflash.target.loading import resolve_source
+
+    folder = resolve_source(source)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such tokenizer folder")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}: no tokenizer can be loaded ({error})") from error
+
+
+def _vocab_size(source: str, tokenizer: Any) -> int:  # noqa: ANN401  # transformers is untyped
+    """Return the rows of the target's embedding table, or what the tokenizer can say."""
+    import json
+
+    from dflash.target.loading import resolve_source
+
+    try:
+        config = json.loads((resolve_source(source) / "config.json").read_bytes())
+        return int(config.get("text_config", config)["vocab_size"])
+    except (OSError, ValueError, KeyError):
+        return len(tokenizer)
+
+
+def _text_lines(sources: list[str]) -> list[str]:
+    from dflash.data.sources import find_sources
+
+    return [
+        line
+        for file in (find_sources(sources) if sources else [])
+        for line in file.path.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    ]
+
+
+def _print_summary(dataset: "TokenDataset", *, as_json: bool, rows: list["PreviewRow"]) -> None:
+    from dataclasses import asdict
+
+    from dflash.data.preview import summary
+
+    found = summary(dataset)
+    if as_json:
+        print_json({**found, "rows": [asdict(row) for row in rows]} if rows else found)
+        return
+    for row in rows:
+        _print_row(row)
+    names = ("num_rows_read", "num_dropped_rows", "num_rows", "num_tokens")
+    more = ("num_supervised_tokens", "num_cut_rows", "num_cut_tokens", "num_unsupervised_turns")
+    counts = [(name.removeprefix("num_").replace("_", " "), f"{found[name]}") for name in names]
+    counts.append(("supervised share", f"{found['supervised_share']:.1%}"))
+    counts += [(name.removeprefix("num_").replace("_", " "), f"{found[name]}") for name in more]
+    print_table(("count", "value"), counts)
+    if found["dropped"]:
+        _print_dropped(found)
+    print()
+    most = max(entry["num_rows"] for entry in found["length_histogram"])
+    print_table(
+        ("tokens", "rows", ""),
+        [
+            (
+                f"{e['first']}-{e['last']}",
+                f"{e['num_rows']}",
+                "#" * round(40 * e["num_rows"] / most),
+            )
+            for e in found["length_histogram"]
+        ],
+    )
+
+
+def _print_dropped(found: dict[str, Any]) -> None:
+    print()
+    print_table(("dropped because", "rows"), [(k, f"{n}") for k, n in found["dropped"].items()])
+    print()
+    listed = [(row["place"], row["detail"]) for row in found["dropped_rows"]]
+    print_table(("dropped row", "why"), listed)
+
+
+def _print_row(row: "PreviewRow") -> None:
+    """Colour supervised text on a terminal; put it in brackets elsewhere."""
+    import sys
+
+    heading = f"{row.place} ({row.num_tokens} tokens)"
+    if not sys.stdout.isatty():
+        print(f"--- {heading}")
+        print("".join(f"⟦{run.text}⟧" if run.supervised else run.text for run in row.runs))
+        print()
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.rule(Text(heading))
+    body = Text()
+    for run in row.runs:
+        body.append(run.text, style="bold green" if run.supervised else "dim")
+    console.print(body)
+
+
+def _print_synthesis(written: "Synthesis", out: Path, *, as_json: bool) -> None:
+    drawn = sum(shard.num_drawn for shard in written.shards)
+    result = {
+        "out": str(out),
+        "num_rows": written.num_rows,
+        "num_drawn": drawn,
+        "num_shards": len(written.shards),
+        "dropped": dict(written.dropped),
+    }
+    if as_json:
+        print_json(result)
+        return
+    counts = [("conversations", f"{written.num_rows}"), ("drawn", f"{drawn}")]
+    print_table(("count", "value"), [*counts, *((k, f"{n}") for k, n in written.dropped.items())])

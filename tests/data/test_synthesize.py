@@ -1,0 +1,197 @@
+"""The target writes conversations: from its template, resumable, without empty or looping rows."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from chat_templates import QWEN3, MakeTokenizer
+from transformers import PreTrainedTokenizerFast
+
+from dflash.data.prepare import prepare
+from dflash.data.synthesize import (
+    BATCHES_PER_SHARD,
+    Synthesis,
+    SynthesisSettings,
+    is_looping,
+    synthesize,
+    text_digest,
+)
+from dflash.errors import DataError
+
+
+class Writer:
+    """Stands for the target: random letters, ended by the stop token; remembers its prompts."""
+
+    def __init__(self, stop: int, *, answer: list[int] | None = None) -> None:
+        self.stop = stop
+        self.answer = answer
+        self.prompts: list[list[int]] = []
+        self.seeds: list[int] = []
+
+    def __call__(
+        self,
+        prompts: list[list[int]],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int,
+        stop_ids: Sequence[int],
+    ) -> list[list[int]]:
+        assert (temperature, top_p, list(stop_ids)) == (0.7, 1.0, [self.stop])
+        self.prompts += prompts
+        self.seeds.append(seed)
+        choose = random.Random(seed)
+        if self.answer is not None:
+            return [self.answer for _ in prompts]
+        return [
+            [choose.randrange(60, 90) for _ in range(max_new_tokens - 1)] + [self.stop]
+            for _ in prompts
+        ]
+
+
+def settings(tokenizer: PreTrainedTokenizerFast, **changed: object) -> SynthesisSettings:
+    stop = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    base = SynthesisSettings(
+        source="test",
+        stop_ids=(stop,),
+        batch_size=3,
+        max_user_tokens=8,
+        max_answer_tokens=12,
+        temperature=0.7,
+    )
+    return SynthesisSettings(
+        **{**{key: getattr(base, key) for key in base.__slots__}, **changed}  # type: ignore[arg-type]
+    )
+
+
+def rows_of(folder: Path) -> list[dict[str, list[dict[str, str]]]]:
+    return [
+        json.loads(line)
+        for path in sorted(folder.glob("*.jsonl"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+
+
+def test_user_turns_follow_the_user_header_and_answers_the_generation_prompt(
+    tmp_path: Path, make_tokenizer: MakeTokenizer
+) -> None:
+    tokenizer = make_tokenizer(QWEN3)
+    wanted = settings(tokenizer)
+    writer = Writer(wanted.stop_ids[0])
+    synthesize(writer, tmp_path, tokenizer=tokenizer, num_rows=3, settings=wanted)
+    assert tokenizer.decode(writer.prompts[0]) == "<|im_start|>user\n"
+    user = rows_of(tmp_path)[0]["messages"][0]["content"]
+    assert tokenizer.decode(writer.prompts[3]) == (
+        f"<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+
+
+def test_the_rows_are_what_prepare_reads(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    wanted = settings(tokenizer)
+    written = synthesize(
+        Writer(wanted.stop_ids[0]),
+        tmp_path / "s",
+        tokenizer=tokenizer,
+        num_rows=20,
+        settings=wanted,
+    )
+    dataset = prepare(
+        [tmp_path / "s"],
+        tmp_path / "out",
+        tokenizer=tokenizer,
+        max_document_tokens=100,
+        max_bad_share=0.0,
+        vocab_size=len(tokenizer),
+    )
+    assert len(dataset) == written.num_rows >= 20
+    tokens, mask = dataset.row(0)
+    assert int(mask.sum()) == 12
+    answer = rows_of(tmp_path / "s")[0]["messages"][1]["content"]
+    assert tokenizer.decode(tokens[mask].tolist()).strip() == answer + "<|im_end|>"
+
+
+def test_a_run_goes_on_where_it_ended(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    wanted = settings(tokenizer)
+    per_shard = 3 * BATCHES_PER_SHARD
+
+    def run(folder: str, num_rows: int) -> tuple[Synthesis, Writer]:
+        writer = Writer(wanted.stop_ids[0])
+        state = synthesize(
+            writer, tmp_path / folder, tokenizer=tokenizer, num_rows=num_rows, settings=wanted
+        )
+        return state, writer
+
+    run("parts", per_shard)
+    state, writer = run("parts", 3 * per_shard)
+    assert len(writer.seeds) == 2 * 2 * BATCHES_PER_SHARD
+    whole, _ = run("whole", 3 * per_shard)
+    assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "whole")
+    assert state == whole
+    assert len({shard.seed for shard in state.shards}) == 3
+    _, idle = run("parts", per_shard)
+    assert idle.seeds == []
+
+
+def test_other_settings_do_not_join_a_folder(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    wanted = settings(tokenizer)
+    writer = Writer(wanted.stop_ids[0])
+    synthesize(writer, tmp_path, tokenizer=tokenizer, num_rows=1, settings=wanted)
+    with pytest.raises(DataError, match=r"other settings \(seed differ\)"):
+        synthesize(
+            writer,
+            tmp_path,
+            tokenizer=tokenizer,
+            num_rows=1,
+            settings=settings(tokenizer, seed=1),
+        )
+
+
+@pytest.mark.parametrize("case", [([], "empty user turn"), ([70] * 40, "looping user turn")])
+def test_a_target_that_writes_nothing_usable_is_refused(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, case: tuple[list[int], str]
+) -> None:
+    wanted = settings(tokenizer)
+    answer, reason = case
+    writer = Writer(wanted.stop_ids[0], answer=answer)
+    with pytest.raises(DataError, match=reason):
+        synthesize(writer, tmp_path, tokenizer=tokenizer, num_rows=1, settings=wanted)
+
+
+def test_a_share_of_user_turns_begins_with_given_text(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    lines = ["What is two plus two?", "  How are you today?"]
+    wanted = settings(tokenizer, text_share=0.5, text_sha256=text_digest(lines))
+    synthesize(
+        Writer(wanted.stop_ids[0]),
+        tmp_path,
+        tokenizer=tokenizer,
+        num_rows=20,
+        settings=wanted,
+        text_lines=lines,
+    )
+    users = [row["messages"][0]["content"] for row in rows_of(tmp_path)]
+    seeded = [user for user in users if user[:4] in {"What", "How "}]
+    assert 0.2 < len(seeded) / len(users) < 0.8
+
+
+@pytest.mark.parametrize(
+    ("ids", "looping"),
+    [
+        (list(range(100)), False),
+        ([7] * 30, True),
+        (list(range(50)) + [1, 2, 3, 4, 5] * 8, True),
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 99] * 5, True),
+        ([1, 2, 1, 2], False),
+        ([], False),
+    ],
+)
+def test_loops_are_seen(ids: list[int], looping: bool) -> None:
+    assert is_looping(ids) is looping

@@ -18,7 +18,9 @@ class ModeChoice:
     why: str
 
 
-def choose_mode(requested: Literal["auto", "eager", "compiled"], devices: Sequence[str]) -> ModeChoice:
+def choose_mode(
+    requested: Literal["auto", "eager", "compiled"], devices: Sequence[str]
+) -> ModeChoice:
     """Settle the execution mode for drafters on *devices*.
 
     ``auto`` takes ``compiled`` when every drafter is on a CUDA device and ``eager`` otherwise: on

@@ -7,7 +7,7 @@ TICK_S = 0.2
 """How often a waiting thread looks whether the run was stopped; bounds the time to a full stop."""
 
 
-class Halted(BaseException):  # noqa: N818 - not an error: the orderly way out of a waiting thread
+class Halted(BaseException):
     """Raised inside a worker that waits while the run is being stopped."""
 
 

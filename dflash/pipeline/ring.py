@@ -18,6 +18,7 @@ class Ring(Generic[Slot]):
 
     def __init__(self, slots: list[Slot], *, first_turn: int = 0) -> None:
         self._slots = slots
+        self.first_turn = first_turn
         self._next_read = first_turn
         self._published: set[int] = set()
         self._changed = threading.Condition()

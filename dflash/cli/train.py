@@ -1,0 +1,184 @@
+"""``dflash train CONFIG [KEY=VALUE ...]``: train a drafter; called again, go on with it."""
+
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from dflash.cli.output import print_json, print_table, talk
+from dflash.errors import STOPPED_EXIT, UsageError
+
+GIB = float(2**30)
+
+if TYPE_CHECKING:
+    from dflash.config import RunConfig
+    from dflash.report.progress import AnyRecord, ProgressKind, Sink
+    from dflash.train.run import Outcome
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML file")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="such as optim.lr=3e-4")
+]
+RunDir = Annotated[
+    Path | None, typer.Option("--run-dir", help="folder of the run; default runs/<name of CONFIG>")
+]
+Resume = Annotated[
+    str, typer.Option("--resume", help="auto, never, or a checkpoint or run folder to go on from")
+]
+MaxSteps = Annotated[
+    int | None,
+    typer.Option("--max-steps", min=1, help="end after this step; the schedule stays as it is"),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="load all, run one step, print the memory plan, write nothing"),
+]
+ProgressOption = Annotated[str, typer.Option("--progress", help="auto, rich, plain or none")]
+WatchdogOption = Annotated[
+    float,
+    typer.Option("--watchdog", min=1.0, help="seconds without progress that count as a hang"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON value on stdout")]
+
+
+def train(  # noqa: PLR0913 - one option each
+    config: ConfigFile,
+    overrides: Overrides = None,
+    *,
+    run_dir: RunDir = None,
+    resume: Resume = "auto",
+    max_steps: MaxSteps = None,
+    dry_run: DryRun = False,
+    progress: ProgressOption = "auto",
+    watchdog: WatchdogOption = 300.0,
+    as_json: AsJson = False,
+) -> None:
+    """Train a drafter for a frozen target.
+
+    SIGTERM or Ctrl-C checkpoints at the next step and exits with 75; the same command goes on.
+    A second signal ends at once. SIGUSR2 checkpoints and goes on.
+    """
+    from dflash.config import load
+
+    if progress not in ("auto", "rich", "plain", "none"):
+        raise UsageError(f"--progress {progress}: must be one of auto, rich, plain, none")
+    settled = load(config, overrides or ()).config
+    if dry_run:
+        _rehearse(settled, as_json=as_json)
+        return
+    folder = run_dir or Path("runs") / config.stem
+    outcome = _run(
+        settled,
+        folder,
+        resume=resume,
+        max_steps=max_steps,
+        progress=cast("ProgressKind", progress),
+        watchdog_s=watchdog,
+    )
+    if as_json:
+        print_json(_summary(outcome, folder))
+    else:
+        print("\n".join(_lines(outcome, folder)))
+    if outcome.signal is not None:
+        raise typer.Exit(STOPPED_EXIT)
+
+
+def _rehearse(config: "RunConfig", *, as_json: bool) -> None:
+    from dflash.train.plan import rehearse
+
+    seen = rehearse(config)
+    if as_json:
+        print_json(asdict(seen))
+        return
+    print(
+        f"one step: loss {seen.loss:.3f}, {seen.step_s:.3f} s after {seen.warm_up_s:.1f} s of"
+        f" warm-up; mode {seen.mode}, {seen.mode_why}"
+    )
+    print(
+        f"{seen.num_steps} steps over {seen.num_documents} documents, packed to"
+        f" {seen.fill:.1%}; {seen.num_parameters:,} parameters, {seen.num_anchors} anchors a batch"
+    )
+    for plan in seen.plans:
+        rows = [(f"{size / GIB:.3f}", name) for name, size in plan.items.items()]
+        rows.append((f"{plan.predicted_bytes / GIB:.3f}", "predicted peak"))
+        rows.append((f"{(plan.measured_bytes or 0) / GIB:.3f}", "measured peak"))
+        print_table(("GiB", plan.device), rows)
+
+
+def _run(
+    config: "RunConfig",
+    folder: Path,
+    *,
+    resume: str,
+    max_steps: int | None,
+    progress: "ProgressKind",
+    watchdog_s: float,
+) -> "Outcome":
+    from dflash.pipeline.supervisor import StoppedNowError
+    from dflash.report.progress import make_progress
+    from dflash.train.run import TrainOptions, train
+
+    with ExitStack() as stack:
+        total = min(config.optim.max_steps or max_steps or 0, max_steps or sys.maxsize) or None
+        screen = stack.enter_context(make_progress(progress, total_steps=total))
+        sinks = [screen, *_extra_sinks(config, folder)]
+        for sink in sinks[1:]:
+            stack.callback(sink.close)
+
+        def show(record: "AnyRecord") -> None:
+            for sink in sinks:
+                sink.write(record)
+
+        options = TrainOptions(
+            run_dir=folder,
+            resume=resume,
+            max_steps=max_steps,
+            watchdog_s=watchdog_s,
+            show=show,
+            say=screen.say,
+        )
+        try:
+            return train(config, options)
+        except StoppedNowError as stop:
+            talk("stopped at once by a second signal; the last complete checkpoint stands")
+            raise typer.Exit(128 + stop.signum) from None
+
+
+def _extra_sinks(config: "RunConfig", folder: Path) -> "list[Sink]":
+    if "tensorboard" not in config.log.sinks:
+        return []
+    from dflash.report.tensorboard import TensorBoardSink
+
+    return [TensorBoardSink(folder / "tensorboard")]
+
+
+def _lines(outcome: "Outcome", folder: Path) -> list[str]:
+    state = f"step {outcome.step} of {outcome.num_steps}"
+    lines = [f"{state}; checkpoint {outcome.checkpoint or 'none new'}"]
+    if outcome.tau is not None:
+        before = f"{outcome.tau_before:.2f} before training, " if outcome.tau_before else ""
+        lines.append(f"tau on held-out prompts: {before}{outcome.tau:.2f} now")
+    lines.append(outcome.suggestion)
+    if outcome.signal is not None:
+        lines.append("stopped by a signal; run the same command again to go on")
+    else:
+        lines.append(f"next: dflash eval {folder}, dflash export {folder} OUT")
+    return lines
+
+
+def _summary(outcome: "Outcome", folder: Path) -> dict[str, object]:
+    return {
+        "run_dir": str(folder),
+        "step": outcome.step,
+        "num_steps": outcome.num_steps,
+        "tau_before": outcome.tau_before,
+        "tau": outcome.tau,
+        "checkpoint": None if outcome.checkpoint is None else str(outcome.checkpoint),
+        "signal": outcome.signal,
+        "warm_up_s": outcome.warm_up_s,
+        "waits": None if outcome.waits is None else asdict(outcome.waits),
+        "advice": outcome.suggestion,
+    }

@@ -1,0 +1,145 @@
+"""Puts rings, lanes and workers together for M targets and N drafters."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from dflash.pipeline.feed import Feed
+from dflash.pipeline.lane import TargetLane
+from dflash.pipeline.lifeline import Lifeline
+from dflash.pipeline.ring import Ring
+from dflash.pipeline.slots import FeatureSlot, HostSlot, feature_slots
+from dflash.pipeline.supervisor import Worker, supervise
+from dflash.pipeline.waiting import Waits
+from dflash.pipeline.workers import Assemble, Span, load_batches, run_target
+from dflash.target.model import Target
+
+SLOTS_PER_DRAFTER = 2
+"""One being read by the step, one being written: more only hides jitter, at T*K*D*2 bytes each."""
+
+HOST_SLOTS_PER_TARGET = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Watchdog:
+    """How long silence may last, and where the stacks go when it lasts longer."""
+
+    limit_s: float
+    stacks_file: Path | None
+
+
+class Pipeline:
+    """Every buffer and lane of a run; allocates on construction, starts threads in ``run``."""
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        drafter_devices: Sequence[torch.device],
+        *,
+        token_budget: int,
+        features_dtype: torch.dtype,
+    ) -> None:
+        width = len(targets[0].taps) * targets[0].hidden_size
+        self.lanes = [TargetLane(target) for target in targets]
+        self.streams = [
+            torch.cuda.Stream(device) if device.type == "cuda" else None
+            for device in drafter_devices
+        ]
+        self.slots: list[list[FeatureSlot]] = [
+            feature_slots(
+                SLOTS_PER_DRAFTER * max(1, len(targets) // len(drafter_devices)),
+                token_budget=token_budget,
+                features_width=width,
+                device=device,
+                dtype=features_dtype,
+            )
+            for device in drafter_devices
+        ]
+
+    def prime(self, assemble: Assemble, number: int) -> None:
+        """Run every target once, in this thread, leaving batch *number* in every drafter's slot 0.
+
+        Afterwards each target has its kernels and memory, and a step can be warmed up on real data.
+        """
+        batch = assemble(number, None)
+        with torch.no_grad():
+            for lane in self.lanes:
+                for slots in self.slots:
+                    lane.run(HostSlot(batch), slots[0])
+        for device in {lane.device for lane in self.lanes if lane.stream is not None}:
+            torch.cuda.synchronize(device)
+        for slots in self.slots:
+            if slots[0].inputs.features_TC.is_cuda:
+                torch.cuda.synchronize(slots[0].inputs.features_TC.device)
+
+    def run(
+        self,
+        drafters: Sequence[Callable[[Feed], None]],
+        assemble: Assemble,
+        span: Span,
+        *,
+        life: Lifeline,
+        watchdog: Watchdog,
+    ) -> Waits:
+        """Run batches *span* through targets and *drafters* until drafter 0 returns.
+
+        Raises:
+            DflashError: what ``supervise`` raises.
+        """
+        rings = self._rings(span)
+        load = partial(load_batches, assemble, rings.host, span=span, life=life)
+        workers = [Worker("loader", load)]
+        for index, lane in enumerate(self.lanes):
+            numbers = span.of(index, len(self.lanes))
+            host = rings.host[index]
+            body = partial(run_target, lane, host, rings.features, numbers=numbers, life=life)
+            workers.append(Worker(f"target-{index}", body))
+        for index, drafter in enumerate(drafters):
+            feed = Feed(rings.features[index], life, data_wait_s=rings.target_for_data_s)
+            workers.append(Worker(f"drafter-{index}", partial(drafter, feed), decisive=index == 0))
+        started = time.perf_counter()
+        supervise(workers, life, watchdog_s=watchdog.limit_s, stacks_file=watchdog.stacks_file)
+        return rings.waits(time.perf_counter() - started)
+
+    def _rings(self, span: Span) -> "_Rings":
+        num_targets, num_drafters = len(self.lanes), len(self.slots)
+        pinned = any(lane.stream is not None for lane in self.lanes)
+
+        def host_slot() -> HostSlot:
+            return HostSlot(copied=torch.cuda.Event() if pinned else None)
+
+        return _Rings(
+            host=[
+                Ring(
+                    [host_slot() for _ in range(HOST_SLOTS_PER_TARGET)],
+                    first_turn=span.of(index, num_targets).start // num_targets,
+                )
+                for index in range(num_targets)
+            ],
+            features=[
+                Ring(slots, first_turn=span.of(index, num_drafters).start // num_drafters)
+                for index, slots in enumerate(self.slots)
+            ],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rings:
+    host: list[Ring[HostSlot]]
+    features: list[Ring[FeatureSlot]]
+
+    def target_for_data_s(self) -> float:
+        return sum(ring.consumer_wait_s for ring in self.host) / len(self.host)
+
+    def waits(self, elapsed_s: float) -> Waits:
+        num_targets, num_drafters = len(self.host), len(self.features)
+        return Waits(
+            elapsed_s=elapsed_s,
+            target_for_slot_s=sum(ring.producer_wait_s for ring in self.features) / num_targets,
+            drafter_for_features_s=sum(r.consumer_wait_s for r in self.features) / num_drafters,
+            target_for_data_s=self.target_for_data_s(),
+        )

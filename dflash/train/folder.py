@@ -1,0 +1,85 @@
+"""The run folder: who may write into it, and what stands in it besides checkpoints."""
+
+import fcntl
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dflash.config import RunConfig, to_toml
+from dflash.environment import environment
+from dflash.errors import CheckpointError, UsageError
+from dflash.train.stored import complete_checkpoints, find_checkpoint
+
+CONFIG = "config.toml"
+RECORDS = "records.jsonl"
+ENVIRONMENT = "environment.json"
+STACKS = "stacks.txt"
+DATA = "data"
+
+
+@contextmanager
+def claimed(run_dir: Path) -> Iterator[None]:
+    """Hold the run folder against a second process while inside.
+
+    Raises:
+        UsageError: another process is training into it, or it cannot be written.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = (run_dir / ".lock").open("w")
+    except OSError as error:
+        raise UsageError(f"the run folder {run_dir} cannot be written: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another process is training into {run_dir}",
+                hint="wait for it, or choose another --run-dir",
+            ) from error
+        yield
+
+
+def start_of(run_dir: Path, resume: str) -> Path | None:
+    """Return the checkpoint to go on from by ``--resume``: auto, never, or a path; None is step 0.
+
+    Raises:
+        CheckpointError: ``never`` in a folder that holds a run, or a path without a checkpoint.
+    """
+    own = complete_checkpoints(run_dir)
+    if resume == "auto":
+        return own[-1] if own else None
+    if resume == "never":
+        if own:
+            raise CheckpointError(
+                f"{run_dir} already holds a run with {len(own)} checkpoints, and --resume never"
+                " would mix two runs",
+                hint="choose another --run-dir, or remove that one",
+            )
+        return None
+    given = Path(resume)
+    inside = complete_checkpoints(given)
+    return inside[-1] if inside else find_checkpoint(given)
+
+
+def write_config(run_dir: Path, config: RunConfig) -> None:
+    """Write the resolved configuration; it loads back equal."""
+    _replace(run_dir / CONFIG, to_toml(config))
+
+
+def write_environment(run_dir: Path, chosen: dict[str, Any]) -> None:
+    """Write versions, devices, and what was *chosen* for this run and why."""
+    facts = environment().model_dump(mode="json")
+    facts["run"] = {"command": sys.argv[1:], "num_threads": torch.get_num_threads(), **chosen}
+    _replace(run_dir / ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    beside = path.with_name(path.name + ".partial")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)

@@ -1,0 +1,53 @@
+"""The training loop, as one drafter's thread runs it: fetch, step, sum, move, mark."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from dflash.execution import Runner
+from dflash.pipeline.feed import Feed
+from dflash.train.boundary import Boundary
+from dflash.train.replicas import GradientSum
+from dflash.train.schedule import Cosine
+from dflash.train.step import TrainStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """What one drafter's thread works with. ``boundary`` belongs to replica 0 alone."""
+
+    replica: int
+    step: TrainStep
+    runner: Runner
+    gradient_sum: GradientSum
+    schedule: Cosine
+    wants_metrics: Callable[[int], bool]
+    boundary: Boundary | None
+    stream: torch.cuda.Stream | None
+
+
+def train_loop(
+    drafting: Drafting, *, first_step: int, end_step: int, accumulate_steps: int
+) -> Callable[[Feed], None]:
+    """Return the body of a drafter worker: steps *first_step* up to, not including, *end_step*."""
+
+    def body(feed: Feed) -> None:
+        if drafting.step.device.type == "cuda":
+            torch.cuda.set_device(drafting.step.device)
+        with torch.cuda.stream(drafting.stream):
+            if drafting.boundary is not None:
+                drafting.boundary.start(feed)
+            for step in range(first_step, end_step):
+                batches = []
+                metric = drafting.wants_metrics(step + 1)
+                for slot, facts in feed.batches(accumulate_steps):
+                    drafting.runner("metric" if metric else "normal", slot)
+                    batches.append(facts)
+                drafting.gradient_sum(drafting.replica, feed.life)
+                drafting.step.set_lr(drafting.schedule.at(step))
+                drafting.runner("update", 0)
+                if drafting.boundary is not None and drafting.boundary(step + 1, batches, feed):
+                    return
+
+    return body

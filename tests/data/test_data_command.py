@@ -100,3 +100,34 @@ def test_help_does_not_import_torch() -> None:
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_synthesize_writes_rows_that_inspect_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--batch-size", "2", "--max-user-tokens", "6", "--max-answer-tokens", "8"]
+    command = ["data", "synthesize", "--target", "stdlib-lm", "--out", str(tmp_path / "syn")]
+    assert main([*command, *sizes, "--num", "4", "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert written["num_rows"] >= 4
+    assert written["num_rows"] + sum(written["dropped"].values()) == written["num_drawn"]
+    assert (
+        main(["data", "inspect", str(tmp_path / "syn"), "--tokenizer", "stdlib-lm", "--json"]) == 0
+    )
+    assert json.loads(capsys.readouterr().out)["num_rows"] == written["num_rows"]
+
+
+def test_a_device_that_does_not_exist_exits_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["data", "synthesize", "--target", "stdlib-lm", "--out", str(tmp_path / "syn")]
+    assert main([*command, "--num", "1", "--device", "cuda:99"]) == 2
+    assert "--device cuda:99: cannot be used" in capsys.readouterr().err
+
+
+def test_text_share_without_text_exits_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["data", "synthesize", "--target", "stdlib-lm", "--out", str(tmp_path / "syn")]
+    assert main([*command, "--num", "1", "--text-share", "0.5"]) == 2
+    assert "--text-share needs --text" in capsys.readouterr().err

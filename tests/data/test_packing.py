@@ -5,6 +5,7 @@ import pytest
 
 from dflash.data.packing import MIN_PIECE_TOKENS, Packing, best_fit
 from dflash.data.shuffle import random_order
+from dflash.data.stdlib import stdlib_files
 from dflash.errors import DataError
 
 
@@ -109,3 +110,13 @@ def test_a_random_order_sorts_by_a_hash_of_plain_integers(seed: int, stream: int
     scores = [splitmix64(key ^ splitmix64(number)) for number in range(100)]
     by_hand = sorted(range(100), key=scores.__getitem__)
     assert random_order(100, seed=seed, stream=stream).tolist() == by_hand
+
+
+@pytest.mark.parametrize("limit", [512, 1024, 2048])
+def test_the_quickstart_text_fills_batches_to_97_percent(limit: int) -> None:
+    """The shipped target's tokens are bytes, so file sizes are the lengths before splitting."""
+    sizes = [path.stat().st_size for path in stdlib_files("train")]
+    packing = Packing(
+        np.array(sizes, dtype=np.int64), token_budget=2048, seed=0, max_document_tokens=limit
+    )
+    assert packing.fill(0) >= 0.97

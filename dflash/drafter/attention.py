@@ -34,11 +34,11 @@ def attend(
             forms); None lets every slot read everything.
     """
     if attention in ("flex", "flex_compiled"):
-        assert mask is None or isinstance(mask, BlockMask), "flex attention needs a BlockMask"  # noqa: S101
+        assert mask is None or isinstance(mask, BlockMask), "flex attention needs a BlockMask"
         kernel = compiled_flex() if attention == "flex_compiled" else _flex
         out_bHQd = kernel(q_bHQd, k_bGSd, v_bGSd, block_mask=mask, enable_gqa=True)
     else:
-        assert not isinstance(mask, BlockMask), f"{attention} attention needs a dense mask"  # noqa: S101
+        assert not isinstance(mask, BlockMask), f"{attention} attention needs a dense mask"
         dense = _eager if attention == "eager" else _sdpa
         out_bHQd = dense(q_bHQd, k_bGSd, v_bGSd, mask=mask)
     return out_bHQd.transpose(1, 2).flatten(2)

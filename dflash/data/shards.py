@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from dflash.data.encode import EncodedRow
@@ -55,7 +56,10 @@ class ShardWriter:
             "lines": np.array([row.line for row in rows], dtype=np.int64),
         }
         beside = path.with_suffix(".partial")
-        save_file(columns, beside)
+        try:
+            save_file(columns, beside)
+        except SafetensorError as error:  # how safetensors says that the disk is full
+            raise DataError(f"{path}: cannot be written ({error})") from error
         beside.replace(path)
         self.shards.append(
             ShardRecord(

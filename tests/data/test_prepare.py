@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chat_templates import MISTRAL, MakeTokenizer
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerFast
 
@@ -279,3 +280,15 @@ def test_a_damaged_or_older_manifest_is_refused(bench: Bench, tmp_path: Path) ->
         TokenDataset.open(tmp_path / "out")
     with pytest.raises(DataError, match="no prepared data set there"):
         TokenDataset.open(tmp_path / "nowhere")
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing_behind(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("dflash.data.shards.save_file", full)
+    with pytest.raises(DataError, match="cannot be written .No space left on device"):
+        bench.rows([GOOD])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.jsonl"]

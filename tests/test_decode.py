@@ -3,7 +3,6 @@
 import json
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -13,15 +12,15 @@ from tiny_models import BLOCK, CONFIGS, MASK, SIZES, VOCAB, as_target, tiny_draf
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from dflash.config import DrafterConfig
 from dflash.decode import DecodeLimits, plain_decode, speculative_decode
 from dflash.drafter.model import ContextCache, Drafter
 from dflash.drafter.objective import ObjectiveSettings
 from dflash.drafter.training import BlockLoss, StepInputs
 from dflash.drafter.zlab import from_zlab
 from dflash.errors import UsageError
-
-if TYPE_CHECKING:
-    from dflash.target.model import Target
+from dflash.target.model import Target
+from dflash.target.shape import default_shape
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -94,6 +93,19 @@ def test_greedy_text_is_the_targets_own_token_for_token(name: str, prompt: list[
         assert decoded.tokens == expected
         lengths.update(decoded.accepted)
     assert len(lengths) >= 4, "accepts of several lengths were exercised"
+
+
+@pytest.mark.parametrize("text", ["import os\n", "def main(argv):\n    return"])
+def test_the_shipped_target_writes_its_own_text_and_is_left_as_it_was(text: str) -> None:
+    target = Target.load("stdlib-lm", taps=2, device="cpu", dtype=torch.float32)
+    drafter = Drafter(default_shape(target, DrafterConfig(num_layers=1, block_size=4)))
+    drafter.initialise(0)
+    prompt = target.tokenizer(text)["input_ids"]
+    limits = DecodeLimits(max_new_tokens=24, stop_ids=target.stop_ids)
+    decoded = speculative_decode(target, drafter.eval(), prompt, limits=limits)
+    assert decoded.tokens == own_text(target, prompt, 24)
+    assert not any(module._forward_hooks for module in target.model.modules())  # noqa: SLF001
+    assert target.lock.acquire(blocking=False), "the lock is free again"
 
 
 def test_a_drafter_that_knows_the_text_has_every_slot_accepted() -> None:

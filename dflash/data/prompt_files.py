@@ -55,6 +55,9 @@ def chat_prompt(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int]:  #
     Raises:
         DataError: no chat template, or it refused the messages.
     """
+    for message in messages:
+        if not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise DataError("a message needs a role and a content, both text")
     asked = list(messages)
     while asked and asked[-1].get("role") == "assistant":
         asked.pop()

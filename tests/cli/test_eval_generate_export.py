@@ -1,0 +1,228 @@
+"""eval, generate and export from the command line, with the shipped target and a random drafter."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_models import write_checkpoint
+
+from dflash.cli.__main__ import main
+from dflash.cli.generate import Stream
+from dflash.config import DataConfig, DrafterConfig, RunConfig, TargetConfig, to_toml
+from dflash.config.sections import EvalConfig, OptimConfig
+from dflash.drafter.model import Drafter
+from dflash.target.model import Target
+from dflash.target.shape import default_shape
+
+TEXT = "import os\n\n\ndef main(argv):\n    return os.path.join(argv[0], 'name')\n" * 3
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with one checkpoint of a small random drafter for stdlib-lm."""
+    run = tmp_path_factory.mktemp("runs") / "tiny"
+    target = Target.load("stdlib-lm", taps=2, device="cpu", dtype=torch.float32)
+    sizes = DrafterConfig(num_layers=1, block_size=4, intermediate_size=64)
+    drafter = Drafter(default_shape(target, sizes))
+    drafter.initialise(0)
+    write_checkpoint(
+        run / "checkpoints" / "step-00000040",
+        drafter,
+        target=("stdlib-lm", target.fingerprint),
+    )
+    heldout = run / "heldout.py"
+    heldout.write_text(TEXT)
+    config = RunConfig(
+        target=TargetConfig(model="stdlib-lm"),
+        data=DataConfig(train=("other.py",), heldout=(str(heldout),), max_document_tokens=64),
+        optim=OptimConfig(max_steps=40),
+        eval=EvalConfig(num_prompts=2),
+    )
+    (run / "config.toml").write_text(to_toml(config))
+    return run
+
+
+def test_eval_of_a_run_decodes_its_held_out_prompts(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(run_dir.rglob("*"))
+    assert main(["eval", str(run_dir), "--max-new-tokens", "6", "--device", "cpu"]) == 0
+    shown = capsys.readouterr()
+    assert "prompt 2/2" in shown.err
+    assert "tokens per verify step, 2 prompts" in shown.out
+    assert "speed-up" in shown.out
+    assert max(map(len, shown.out.splitlines())) <= 78
+    assert sorted(run_dir.rglob("*")) == before, "evaluating writes nothing into the run"
+
+
+def test_eval_prints_only_json_when_asked_to(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(
+        json.dumps({"prompt": "import sys\n"})
+        + "\n"
+        + json.dumps({"messages": [{"role": "user", "content": "hi"}]})
+        + "\n"
+    )
+    arguments = ["eval", str(run_dir), "--prompts", str(prompts), "--max-new-tokens", "5"]
+    arguments += ["--device", "cpu", "--num-plain-prompts", "1"]
+    assert main([*arguments, "--json", "-"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["kind"], report["step"], report["num_prompts"]) == ("eval", 40, 2)
+    assert report["target"] == "stdlib-lm"
+    assert report["dtype"] == "float32"
+    assert 1.0 <= report["tau"] <= 4.0
+    assert len(report["accepted_per_position"]) == 3
+    assert report["speedup"] > 0
+    written = tmp_path / "report.json"
+    assert main([*arguments, "--num-prompts", "1", "--json", str(written)]) == 0
+    assert json.loads(written.read_text())["num_prompts"] == 1
+
+
+def test_generate_streams_the_text_that_it_decoded(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", str(run_dir), "--prompt", "import os", "--max-new-tokens", "12"]
+    arguments += ["--device", "cpu"]
+    assert main([*arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert main(arguments) == 0
+    shown = capsys.readouterr()
+    assert shown.out == report["text"] + "\n"
+    assert "\033" not in shown.out
+    assert "tok/s" in shown.err
+    assert "tau" in shown.err
+    assert main([*arguments, "--show-blocks"]) == 0
+    barred = capsys.readouterr().out
+    assert barred.count("|") == report["text"].count("|") + len(report["accepted"])
+    assert barred.replace("|", "") == report["text"].replace("|", "") + "\n"
+
+
+def test_generate_puts_a_chat_message_into_the_template(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", str(run_dir), "--chat", "hello", "--max-new-tokens", "4", "--json"]
+    assert main([*arguments, "--device", "cpu"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["tokens"]) <= 4
+
+
+def test_sampling_from_the_command_line_repeats_with_its_seed(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = []
+    for seed in ("1", "1", "2"):
+        arguments = ["generate", str(run_dir), "--prompt", "x", "--temperature", "1.5", "--json"]
+        assert main([*arguments, "--max-new-tokens", "16", "--device", "cpu", "--seed", seed]) == 0
+        texts.append(json.loads(capsys.readouterr().out)["tokens"])
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_export_writes_a_verified_folder_that_eval_takes_with_its_target(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "exported"
+    assert main(["export", str(run_dir), str(out), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["layout"], report["step"]) == ("z-lab", 40)
+    assert report["files"] == ["README.md", "config.json", "model.safetensors"]
+    assert {w.dtype for w in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
+    arguments = ["generate", str(out), "--prompt", "x", "--max-new-tokens", "3", "--device", "cpu"]
+    assert main(arguments) == 2
+    assert "does not say which target" in capsys.readouterr().err
+    assert main([*arguments, "--target", "stdlib-lm"]) == 0
+
+
+def test_export_to_speculators_takes_embedding_and_head_from_the_target(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "exported"
+    assert main(["export", str(run_dir), str(out), "--to", "speculators"]) == 0
+    weights = load_file(out / "model.safetensors")
+    assert weights["embed_tokens.weight"].shape == (272, 192)
+    config = json.loads((out / "config.json").read_text())
+    assert config["speculators_config"]["verifier"]["name_or_path"] == "stdlib-lm"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["eval", "nowhere"], 13, "there is no checkpoint folder at nowhere"),
+        (["eval", "RUN", "--device", "cuda:99"], 2, "there is no device 'cuda:99' here"),
+        (["eval", "RUN", "--target", "nowhere"], 3, "there is no such file or folder"),
+        (["eval", "RUN", "--prompts", "p.pdf"], 12, "prompts are read from .jsonl or .txt"),
+        (["eval", "RUN/checkpoints", "--prompts", "p.txt"], 13, "neither a run folder"),
+        (["generate", "RUN"], 2, "give either --prompt or --chat"),
+        (["generate", "RUN", "--prompt", "a", "--chat", "b"], 2, "give either --prompt or"),
+        (["generate", "RUN", "--prompt", ""], 2, "the prompt is empty"),
+        (["export", "RUN", "RUN"], 2, "exists already and is not an empty folder"),
+        (["export", "RUN", "out", "--to", "onnx"], 2, "onnx"),
+    ],
+)
+def test_a_command_that_cannot_be_done_says_why(
+    run_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    arguments: list[str],
+    code: int,
+    says: str,
+) -> None:
+    words = [word.replace("RUN", str(run_dir)) for word in arguments]
+    assert main(words) == code
+    assert says in capsys.readouterr().err
+
+
+def test_another_target_than_trained_with_is_refused_unless_named(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = run_dir / "checkpoints" / "step-00000040"
+    folder = tmp_path / "step-00000040"
+    folder.mkdir()
+    (folder / "drafter.safetensors").write_bytes((source / "drafter.safetensors").read_bytes())
+    manifest = json.loads((source / "manifest.json").read_text())
+    manifest["target"]["fingerprint"] = "0" * 64
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    arguments = ["generate", str(folder), "--prompt", "x", "--max-new-tokens", "2"]
+    assert main([*arguments, "--device", "cpu"]) == 13
+    assert "is not the one that" in capsys.readouterr().err
+    assert main([*arguments, "--device", "cpu", "--target", "stdlib-lm"]) == 0
+    assert "note: stdlib-lm is not the target" in capsys.readouterr().err
+
+
+def test_a_drafter_of_other_sizes_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    golden = Path(__file__).parents[1] / "golden"
+    arguments = ["eval", str(golden), "--target", "stdlib-lm", "--prompts", "human-eval"]
+    assert main([*arguments, "--device", "cpu"]) == 13
+    assert "its hidden_size is 32, the target's 192" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_a_character_waits_for_its_other_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    def decode(tokens: list[int], *, skip_special_tokens: bool) -> str:
+        assert skip_special_tokens
+        return bytes(tokens).decode(errors="replace")
+
+    first, second = "é".encode()
+    stream = Stream(decode, color=False, bars=False, silent=False)
+    stream.block([ord("a"), first], 1)
+    assert capsys.readouterr().out == "a"
+    stream.block([second, ord("b")], 1)
+    assert capsys.readouterr().out == "éb"
+    stream.block([first], 0)
+    stream.end()
+    assert capsys.readouterr().out == "\ufffd\n"
+
+
+def test_accepted_drafts_are_coloured_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    def decode(tokens: list[int], *, skip_special_tokens: bool) -> str:
+        del skip_special_tokens
+        return bytes(tokens).decode()
+
+    stream = Stream(decode, color=True, bars=True, silent=False)
+    stream.block(list(b"x"), 0)
+    stream.block(list(b"abc"), 2)
+    assert capsys.readouterr().out == "x|\033[32mab\033[0mc"

@@ -144,7 +144,7 @@ def train(
             next_report = progress + 0.1
         if progress >= 1:
             return {"steps": step, "seconds": round(elapsed, 1), "history": history}
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,1 @@
+"""Measures dflash. Every file is a case: a pytest-benchmark test, a command, or both."""

@@ -141,7 +141,8 @@ class Drafter(nn.Module):
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.layers = nn.ModuleList(DrafterLayer(shape) for _ in range(shape.num_layers))
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        even = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).to(torch.float32)
+        # On the CPU whatever the default device is: equal bits everywhere, and real under "meta".
+        even = torch.arange(0, shape.head_dim, 2, dtype=torch.int64, device="cpu").float()
         inv_freq = 1.0 / (shape.rope_theta ** (even / shape.head_dim))
         # Kept as int32 bits: `.to(bfloat16)` would round fp32 frequencies, and the angle would be
         # wrong by radians a few thousand positions on.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError
@@ -24,7 +24,7 @@ from dflash.drafter.shape import DrafterShape
 from dflash.drafter.zlab import from_zlab
 from dflash.errors import CheckpointError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION: Final = 1
 MANIFEST = "manifest.json"
 DRAFTER_FILE = "drafter.safetensors"
 CHECKPOINTS = "checkpoints"
@@ -90,9 +90,11 @@ def drafter_of(
     dtype: torch.dtype,
 ) -> Drafter:
     """Build a drafter of *weights*, copied to *device* and *dtype*; frozen and in eval mode."""
-    drafter = Drafter(shape).requires_grad_(requires_grad=False).eval()
+    with torch.device("meta"):  # no memory for weights that are replaced at once
+        drafter = Drafter(shape).requires_grad_(requires_grad=False).eval()
     cast = {name: weight.detach().to(device, dtype) for name, weight in weights.items()}
-    drafter.to(device).load_state_dict(cast, assign=True)
+    drafter.load_state_dict(cast, assign=True)
+    drafter.to(device)  # the rotary frequencies, which are on the CPU at first
     return drafter
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 # splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
 _GOLDEN = 0x9E3779B97F4A7C15
+_GOLDEN_INVERSE = 0xF1DE83E19937733D  # modulo 2**64
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 _ALL_BITS = (1 << 64) - 1
@@ -45,7 +46,9 @@ def anchor_scores(
     golden = _signed(_GOLDEN)
     key = _mix(_mix_host((seed + _GOLDEN) & _ALL_BITS) + golden * (batch_number + 1))
     counter_T = torch.arange(1, num_positions + 1, dtype=torch.int64, device=device)
-    bits_T = _shift(_mix(key + golden * counter_T), 64 - _SCORE_BITS)
+    # key + golden * counter, with golden taken out: Inductor (torch 2.11) writes a 64-bit constant
+    # times a bare row index as an int32 expression, which Triton refuses to compile.
+    bits_T = _shift(_mix(golden * (key * _signed(_GOLDEN_INVERSE) + counter_T)), 64 - _SCORE_BITS)
     return bits_T.to(torch.float32) * 2.0**-_SCORE_BITS
 
 

@@ -11,11 +11,11 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from dflash.drafter.attention import Attention
 from dflash.drafter.model import Drafter
 from dflash.drafter.objective import ObjectiveSettings
 from dflash.drafter.training import BlockLoss, StepInputs
@@ -23,6 +23,9 @@ from dflash.execution import Mode, Runner
 from dflash.train.logbook import GIB
 from dflash.train.step import AdamSettings, TrainStep
 from dflash_bench.shapes import SHAPES, BenchShape
+
+if TYPE_CHECKING:
+    from dflash.drafter.attention import Attention
 
 Signature = Literal["normal", "metric"]
 
@@ -108,8 +111,10 @@ def matrix_rate(device: torch.device, *, size: int = 8192, repeats: int = 10) ->
     return 2 * size**3 / (statistics.median(times_ms) * 1e-3) / 1e12
 
 
-def measure(name: str, mode: Mode, *, count: int, device: torch.device) -> dict[str, Any]:
-    """Measure one shape in one mode."""
+def measure(
+    name: str, mode: Mode, *, count: int, device: torch.device, profile: Path | None = None
+) -> dict[str, Any]:
+    """Measure one shape in one mode; *profile* receives the kernels by their share of the time."""
     shape = SHAPES[name]
     step = make_step(shape, device=device, mode=mode)
     runner = Runner(step, mode)
@@ -120,6 +125,8 @@ def measure(name: str, mode: Mode, *, count: int, device: torch.device) -> dict[
     metric_ms = time_steps(
         lambda n: one_step(runner, step, n, signature="metric"), max(2, count // 5), device
     )
+    if profile is not None:
+        _profile(lambda n: one_step(runner, step, n, signature="normal"), profile)
     averages = step.totals.averages(step.totals.sums.cpu())
     deciles = statistics.quantiles(times_ms, n=10)
     return {
@@ -141,6 +148,17 @@ def measure(name: str, mode: Mode, *, count: int, device: torch.device) -> dict[
     }
 
 
+def _profile(run: Callable[[int], object], out: Path) -> None:
+    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as seen:
+        for number in range(3):
+            run(number)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    out.write_text(seen.key_averages().table(sort_by=order, row_limit=60), encoding="utf-8")
+
+
 def _gpu_figures(device: torch.device, allocs_before: int) -> dict[str, Any]:
     stats = torch.cuda.memory_stats(device)
     return {
@@ -158,8 +176,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--mode", choices=("eager", "compiled"), default="eager")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--profile", type=Path, help="file for a table of kernels")
     given = parser.parse_args(arguments)
-    result = measure(given.shape, given.mode, count=given.steps, device=torch.device(given.device))
+    result = measure(
+        given.shape,
+        given.mode,
+        count=given.steps,
+        device=torch.device(given.device),
+        profile=given.profile,
+    )
     print(json.dumps(result, indent=2))
 
 

@@ -1,15 +1,14 @@
 """Reading a causal LM from disk: a folder with safetensors, or one GGUF file. Never from a hub."""
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from dflash.errors import ConfigError, MissingError
+from dflash.target.gguf_file import gguf_model, gguf_numbers, gguf_tokenizer, require_gguf
 
 STDLIB_LM = "stdlib-lm"
 REMOTE_CODE_HINT = "if you trust it, set target.trust_remote_code = true"
@@ -63,6 +62,25 @@ def load_causal_lm(path: Path, *, dtype: torch.dtype, trust_remote_code: bool) -
     )
 
 
+def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:  # noqa: ANN401
+    """Read the tokenizer alone, of a model folder or a .gguf file.
+
+    Raises:
+        MissingError: the gguf package is not installed.
+        ConfigError: no tokenizer can be read there.
+    """
+    import transformers
+
+    if path.suffix == ".gguf":
+        require_gguf(path)
+        with _explained(path):
+            return gguf_tokenizer(path, numbers=gguf_numbers(path))
+    with _explained(path):
+        return transformers.AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+
+
 def _from_folder(path: Path, dtype: torch.dtype, *, trust_remote_code: bool) -> Loaded:
     import transformers
 
@@ -83,37 +101,18 @@ def _from_folder(path: Path, dtype: torch.dtype, *, trust_remote_code: bool) -> 
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            path, local_files_only=True, trust_remote_code=trust_remote_code
-        )
+    tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
     _refuse_missing(path, report["missing_keys"])
     return Loaded(model, tokenizer)
 
 
 def _from_gguf(path: Path, dtype: torch.dtype) -> Loaded:
-    """Dequantise into a plain model; needs no accelerate, unlike transformers' own loader."""
-    if importlib.util.find_spec("gguf") is None:
-        raise MissingError(
-            f"{path} is a GGUF file, and the gguf package is not installed",
-            hint="pip install 'dflash-trainer[gguf]'",
-        )
-    import transformers
-    from transformers import modeling_gguf_pytorch_utils
-
-    where: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
-    auto: Any = transformers.AutoModelForCausalLM
-    reader: Any = modeling_gguf_pytorch_utils
+    require_gguf(path)
     with _explained(path):
-        config = transformers.AutoConfig.from_pretrained(path.parent, **where)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, **where)
-        with torch.device("meta"):
-            names = auto.from_config(config)
-        read = reader.load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=names)
-        model = auto.from_config(config, dtype=dtype)
-        weights = {name: tensor.to(dtype) for name, tensor in read["tensors"].items()}
-        report = nn.Module.load_state_dict(model, weights, strict=False)
-    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    _refuse_missing(path, sorted(set(report.missing_keys) - tied))
+        numbers = gguf_numbers(path)
+        tokenizer = gguf_tokenizer(path, numbers=numbers)
+        model, missing = gguf_model(path, dtype, numbers=numbers)
+    _refuse_missing(path, missing)
     return Loaded(model, tokenizer)
 
 
@@ -135,7 +134,7 @@ def _explained(path: Path) -> Iterator[None]:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         remote = "trust_remote_code" in str(error)
         hint = REMOTE_CODE_HINT if remote else "check the folder with transformers itself"
-        what = "brings code of its own" if remote else f"cannot be read as a causal LM: {first}"
+        what = "brings code of its own" if remote else f"cannot be read: {first}"
         raise ConfigError(f"target.model: {path} {what.rstrip('.')}", hint=hint) from error
 
 

@@ -168,6 +168,7 @@ def save(model: Qwen3ForCausalLM, folder: Path, provenance: dict[str, Any]) -> N
     model.save_pretrained(beside)
     write_tokenizer(beside)
     config = json.loads((beside / "config.json").read_text(encoding="utf-8"))
+    config["dtype"] = "bfloat16"
     config["rope_theta"] = 10000.0  # transformers 5 writes rope_parameters only, 4.57 reads this
     for name, value in (("config", config), ("provenance", provenance)):
         text = json.dumps(value, indent=2) + "\n"

@@ -84,7 +84,7 @@ def test_the_builder_writes_a_folder_that_transformers_loads(
     words = f"--out {out} --steps 2 --device cpu --batch-sequences 2 --sequence-tokens 32"
     stdlib_lm_build.main(words.split())
     assert sum(path.stat().st_size for path in out.iterdir()) < stdlib_lm_build.MAX_FOLDER_BYTES
-    model = Qwen3ForCausalLM.from_pretrained(out)
+    model = Qwen3ForCausalLM.from_pretrained(out, dtype="auto")
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert model.dtype == torch.bfloat16
     assert model.generation_config.eos_token_id == [256, 258]

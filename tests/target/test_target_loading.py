@@ -12,7 +12,7 @@ from target_models import SMALL, random_model, write_model, write_tokenizer
 
 from dflash.config import DrafterConfig
 from dflash.errors import ConfigError, MissingError
-from dflash.target.loading import Loaded, resolve_source
+from dflash.target.loading import Loaded, load_tokenizer, resolve_source
 from dflash.target.model import Target
 from dflash.target.packable import rope_parameters
 from dflash.target.shape import default_shape, mask_token_id, reserved_ids
@@ -128,7 +128,7 @@ def test_code_in_a_model_folder_is_not_run_unasked(tmp_path: Path) -> None:
 def test_a_broken_config_is_one_sentence(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", "llama")
     (folder / "config.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ConfigError, match="cannot be read as a causal LM"):
+    with pytest.raises(ConfigError, match="cannot be read: "):
         load(folder)
 
 
@@ -257,7 +257,11 @@ def test_a_gguf_file_gives_the_same_logits_as_the_model_it_was_made_from(tmp_pat
         expected, found = model(tokens).logits, target.model(tokens).logits
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert target.stop_ids == (2,)
-    assert target.tokenizer.chat_template is not None
+    tokenizer = target.tokenizer
+    assert tokenizer.chat_template is not None
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 0)
+    assert tokenizer("w3").input_ids == [3, 4]  # letters and digits part, nothing is prepended
+    assert load_tokenizer(tmp_path / "tiny.gguf")("w3").input_ids == [3, 4]
     assert target.model.model.rotary_emb.inv_freq.dtype == torch.float32
 
 

@@ -105,6 +105,9 @@ def synthesize(  # noqa: PLR0913  # one option each
     max_user_tokens: Annotated[int, typer.Option(min=1, help="length of a user turn")] = 128,
     max_answer_tokens: Annotated[int, typer.Option(min=1, help="length of an answer")] = 512,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token")] = 1.0,
+    answer_temperature: Annotated[
+        float | None, typer.Option(min=0, help="of answers, if other than of user turns")
+    ] = None,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="nucleus of the sampling")] = 1.0,
     seed: Annotated[int, typer.Option(help="decides all text")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda:0, ...")] = "cpu",
@@ -114,6 +117,10 @@ def synthesize(  # noqa: PLR0913  # one option each
     text_share: Annotated[
         float, typer.Option(min=0, max=1, help="share of user turns begun from --text")
     ] = 0.0,
+    not_in: Annotated[
+        list[Path] | None,
+        typer.Option(help="folders of other conversations whose user turns must not recur"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Let the target write conversations to learn from. Running again goes on where it ended."""
@@ -132,6 +139,7 @@ def synthesize(  # noqa: PLR0913  # one option each
         max_user_tokens=max_user_tokens,
         max_answer_tokens=max_answer_tokens,
         temperature=temperature,
+        answer_temperature=temperature if answer_temperature is None else answer_temperature,
         top_p=top_p,
         seed=seed,
         text_share=text_share,
@@ -144,6 +152,7 @@ def synthesize(  # noqa: PLR0913  # one option each
         num_rows=num,
         settings=settings,
         text_lines=lines,
+        not_in=not_in or [],
         on_shard=lambda state: talk(f"{state.num_rows} of {num} conversations"),
     )
     _print_synthesis(written, out, as_json=as_json)

@@ -59,6 +59,7 @@ class SynthesisSettings:
     max_user_tokens: int = 128
     max_answer_tokens: int = 512
     temperature: float = 1.0
+    answer_temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
     text_share: float = 0.0
@@ -113,6 +114,7 @@ def synthesize(
     num_rows: int,
     settings: SynthesisSettings,
     text_lines: Sequence[str] = (),
+    not_in: Sequence[Path] = (),
     on_shard: Callable[[Synthesis], None] = lambda _: None,
 ) -> Synthesis:
     """Write shards into *out* until at least *num_rows* conversations are there.
@@ -120,6 +122,7 @@ def synthesize(
     Args:
         generate: samples from the target.
         text_lines: what seeded user turns may begin with; ``settings.text_share`` says how many.
+        not_in: folders of other conversations; their user turns count as repeated here.
         on_shard: called after every shard.
 
     Raises:
@@ -128,7 +131,10 @@ def synthesize(
     writer = _Writer(generate, tokenizer, settings, [line for line in text_lines if line.strip()])
     out.mkdir(parents=True, exist_ok=True)
     state = _read_state(out, settings)
-    seen = {row["messages"][0]["content"] for row in _rows(out, state)}
+    seen = {
+        row["messages"][0]["content"] for row in _rows(out, [shard.file for shard in state.shards])
+    }
+    seen |= {row["messages"][0]["content"] for other in not_in for row in _other_rows(other)}
     while state.num_rows < num_rows:
         shard = writer.shard(out, number=len(state.shards), seen=seen)
         state.shards.append(shard)
@@ -182,6 +188,7 @@ class _Writer:
         written = self._sample(
             [self.user_prefix + fragment for fragment in fragments],
             max_new_tokens=self.settings.max_user_tokens,
+            temperature=self.settings.temperature,
             seed=_seed(seed, 0),
         )
         users = []
@@ -196,7 +203,10 @@ class _Writer:
             return
         prompts = [self._ids(self._answer_prompt(text)) for text in users]
         answers = self._sample(
-            prompts, max_new_tokens=self.settings.max_answer_tokens, seed=_seed(seed, 1)
+            prompts,
+            max_new_tokens=self.settings.max_answer_tokens,
+            temperature=self.settings.answer_temperature,
+            seed=_seed(seed, 1),
         )
         for user, prompt, answer in zip(users, prompts, answers, strict=True):
             yield Answered(user, prompt, answer)
@@ -234,12 +244,12 @@ class _Writer:
         return fragments
 
     def _sample(
-        self, prompts: list[list[int]], *, max_new_tokens: int, seed: int
+        self, prompts: list[list[int]], *, max_new_tokens: int, temperature: float, seed: int
     ) -> list[list[int]]:
         return self.generate(
             prompts,
             max_new_tokens=max_new_tokens,
-            temperature=self.settings.temperature,
+            temperature=temperature,
             top_p=self.settings.top_p,
             seed=seed,
             stop_ids=self.settings.stop_ids,
@@ -297,13 +307,20 @@ def _read_state(out: Path, settings: SynthesisSettings) -> Synthesis:
     return Synthesis(settings, shards)
 
 
-def _rows(out: Path, state: Synthesis) -> Iterator[dict[str, Any]]:
-    for shard in state.shards:
+def _other_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    if not (folder / STATE_NAME).is_file():
+        raise DataError(f"{folder}: holds no synthesized conversations ({STATE_NAME} is missing)")
+    stored = json.loads((folder / STATE_NAME).read_bytes())
+    return _rows(folder, [shard["file"] for shard in stored["shards"]])
+
+
+def _rows(folder: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for name in names:
         try:
-            with (out / shard.file).open(encoding="utf-8") as file:
+            with (folder / name).open(encoding="utf-8") as file:
                 yield from map(json.loads, file)
         except (OSError, ValueError) as error:
-            raise DataError(f"{out / shard.file}: damaged ({error})") from error
+            raise DataError(f"{folder / name}: damaged ({error})") from error
 
 
 def _write_beside(path: Path, text: str) -> None:

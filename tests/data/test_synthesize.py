@@ -28,6 +28,7 @@ class Writer:
         self.stop = stop
         self.answer = answer
         self.prompts: list[list[int]] = []
+        self.temperatures: list[float] = []
         self.seeds: list[int] = []
 
     def __call__(
@@ -40,8 +41,9 @@ class Writer:
         seed: int,
         stop_ids: Sequence[int],
     ) -> list[list[int]]:
-        assert (temperature, top_p, list(stop_ids)) == (0.7, 1.0, [self.stop])
+        assert (top_p, list(stop_ids)) == (1.0, [self.stop])
         self.prompts += prompts
+        self.temperatures.append(temperature)
         self.seeds.append(seed)
         choose = random.Random(seed)
         if self.answer is not None:
@@ -61,6 +63,7 @@ def settings(tokenizer: PreTrainedTokenizerFast, **changed: object) -> Synthesis
         max_user_tokens=8,
         max_answer_tokens=12,
         temperature=0.7,
+        answer_temperature=0.2,
     )
     return SynthesisSettings(
         **{**{key: getattr(base, key) for key in base.__slots__}, **changed}  # type: ignore[arg-type]
@@ -87,6 +90,38 @@ def test_user_turns_follow_the_user_header_and_answers_the_generation_prompt(
     assert tokenizer.decode(writer.prompts[3]) == (
         f"<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
+
+
+def test_user_turns_and_answers_have_temperatures_of_their_own(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    wanted = settings(tokenizer)
+    writer = Writer(wanted.stop_ids[0])
+    synthesize(writer, tmp_path, tokenizer=tokenizer, num_rows=3, settings=wanted)
+    assert writer.temperatures == [0.7, 0.2] * BATCHES_PER_SHARD
+
+
+def test_a_user_turn_of_another_folder_does_not_recur(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    wanted = settings(tokenizer)
+
+    def run(folder: str, *, not_in: list[Path]) -> set[str]:
+        synthesize(
+            Writer(wanted.stop_ids[0]),
+            tmp_path / folder,
+            tokenizer=tokenizer,
+            num_rows=3,
+            settings=wanted,
+            not_in=not_in,
+        )
+        return {row["messages"][0]["content"] for row in rows_of(tmp_path / folder)}
+
+    train = run("train", not_in=[])
+    assert run("same seed, same turns", not_in=[]) == train
+    assert train.isdisjoint(run("heldout", not_in=[tmp_path / "train"]))
+    with pytest.raises(DataError, match=r"nowhere: holds no synthesized conversations"):
+        run("other", not_in=[tmp_path / "nowhere"])
 
 
 def test_the_rows_are_what_prepare_reads(

@@ -107,6 +107,8 @@ def packed_attention(  # noqa: PLR0913, PLR0917 (transformers dictates it)
         return _flash(documents, (query, key, value), scale=scale, window=sliding_window), None
     out = torch.empty_like(query.transpose(1, 2))
     for start, stop in pairwise(documents.bounds):
+        if start == stop:
+            continue
         q, k, v = (tensor[:, :, start:stop] for tensor in (query, key, value))
         narrow = sliding_window is not None and sliding_window < stop - start
         if plain and not narrow:

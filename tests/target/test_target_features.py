@@ -103,6 +103,14 @@ def test_features_are_written_into_the_given_buffer_in_tap_order(tmp_path: Path)
     torch.testing.assert_close(out, expected.to(torch.bfloat16), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_an_empty_document_changes_nothing(tmp_path: Path, name: str) -> None:
+    target = load(tmp_path, name)
+    expected = target.features(**packed(), cu_lengths=BOUNDS)
+    found = target.features(**packed(), cu_lengths=[0, 7, 7, *BOUNDS[2:], BOUNDS[-1]])
+    assert torch.equal(found, expected)
+
+
 def test_wrong_offsets_are_refused(tmp_path: Path) -> None:
     target = load(tmp_path, "llama")
     with pytest.raises(ValueError, match="from 0 to 24"):

@@ -2,5 +2,5 @@
 
 Sources are read by ``sources`` and ``rows``, turned into tokens by ``chat`` and ``encode``, kept in
 ``shards``, written by ``prepare``; ``packing`` decides which rows share a batch, ``batch`` fills
-one, ``loader`` hands out one after another. Nothing here knows a model, only a tokenizer.
+one. Nothing here knows a model, only a tokenizer.
 """

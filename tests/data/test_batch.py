@@ -1,7 +1,6 @@
-"""A packed batch says the same as its rows laid end to end; the loader hands them out in order."""
+"""A packed batch says the same as its rows laid end to end; prompts end where answers begin."""
 
 import json
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from dflash.data.batch import PackedBatch, assemble
-from dflash.data.loader import Loader
 from dflash.data.packing import Packing
 from dflash.data.prepare import prepare
 from dflash.data.prompts import heldout_prompts
@@ -75,51 +73,6 @@ def test_a_batch_is_its_rows_end_to_end_and_padding(
 def test_a_buffer_of_another_size_is_refused(dataset: TokenDataset, packing: Packing) -> None:
     with pytest.raises(ValueError, match="a buffer of 7 positions for 50"):
         assemble(dataset, packing, 0, out=PackedBatch.allocate(7))
-
-
-def test_the_loader_yields_numbered_batches_from_its_own_buffers(
-    dataset: TokenDataset, packing: Packing
-) -> None:
-    loader = Loader(dataset, packing, start=2, stop=9, step=2, num_buffers=2)
-    numbers, buffers = [], set()
-    for batch in loader:
-        numbers.append(batch.number)
-        buffers.add(batch.tokens_T.data_ptr())
-        fresh = assemble(dataset, packing, batch.number)
-        assert batch.tokens_T.equal(fresh.tokens_T)
-        loader.release(batch)
-    assert numbers == [2, 4, 6, 8]
-    assert len(buffers) == 2
-
-
-def test_the_loader_waits_until_a_buffer_is_released(
-    dataset: TokenDataset, packing: Packing
-) -> None:
-    loader = Loader(dataset, packing, start=0, num_buffers=1)
-    first = next(loader)
-    got: list[int] = []
-    thread = threading.Thread(target=lambda: got.append(next(loader).number))
-    thread.start()
-    thread.join(0.05)
-    assert got == []
-    loader.release(first)
-    thread.join(5)
-    assert got == [1]
-
-
-def test_a_waiting_loader_ends_when_it_is_closed(dataset: TokenDataset, packing: Packing) -> None:
-    loader = Loader(dataset, packing, start=0, num_buffers=1)
-    first = next(loader)
-    rest: list[PackedBatch] = []
-    thread = threading.Thread(target=lambda: rest.extend(loader))
-    thread.start()
-    loader.close()
-    thread.join(5)
-    assert not thread.is_alive()
-    assert rest == []
-    loader.release(first)
-    with pytest.raises(ValueError, match="released twice"):
-        loader.release(first)
 
 
 def test_prompts_end_where_supervision_begins(dataset: TokenDataset) -> None:

@@ -14,6 +14,9 @@ class DflashError(Exception):
     """
 
     exit_code = 2
+    threads_left = False
+    """Set where a thread could not be ended: the process must leave without tidying up, since the
+    interpreter's own end could wait for that thread, or crash under it."""
 
     def __init__(self, what: str, *, hint: str = "") -> None:
         super().__init__(what if not hint else f"{what}\n  hint: {hint}")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dflash import __version__
 from dflash.cli.commands import call, help_text
+from dflash.cli.output import leave_now
 from dflash.errors import INTERNAL_EXIT, DflashError
 
 INTERRUPTED_EXIT = 130  # 128 + SIGINT, as shells report it
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error.what}", file=sys.stderr)
         if error.hint:
             print(f"hint: {error.hint}", file=sys.stderr)
+        if error.threads_left:
+            leave_now(error.exit_code)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - a bug of ours ends in a crash file
         from dflash.cli.crash import report_crash

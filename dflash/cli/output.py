@@ -1,12 +1,21 @@
 """Results on stdout, talk on stderr; plain text and no control codes without a terminal."""
 
 import json
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 
 def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def leave_now(code: int) -> NoReturn:
+    """End the process although threads still run, under which the interpreter could not end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def talk(text: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from dflash.pipeline.feed import Feed
+from dflash.pipeline.idle import StreamIdle
 from dflash.pipeline.lane import TargetLane
 from dflash.pipeline.lifeline import Lifeline
 from dflash.pipeline.ring import Ring
@@ -98,12 +99,16 @@ class Pipeline:
             host = rings.host[index]
             body = partial(run_target, lane, host, rings.features, numbers=numbers, life=life)
             workers.append(Worker(f"target-{index}", body))
-        for index, drafter in enumerate(drafters):
-            feed = Feed(rings.features[index], life, data_wait_s=rings.target_for_data_s)
-            workers.append(Worker(f"drafter-{index}", partial(drafter, feed), decisive=index == 0))
         started = time.perf_counter()
+
+        def waits() -> Waits:
+            return rings.waits(time.perf_counter() - started)
+
+        for index, drafter in enumerate(drafters):
+            feed = Feed(rings.features[index], life, idle=rings.drafter_idle[index], waits=waits)
+            workers.append(Worker(f"drafter-{index}", partial(drafter, feed), decisive=index == 0))
         supervise(workers, life, watchdog_s=watchdog.limit_s, stacks_file=watchdog.stacks_file)
-        return rings.waits(time.perf_counter() - started)
+        return waits()
 
     def _rings(self, span: Span) -> "_Rings":
         num_targets, num_drafters = len(self.lanes), len(self.slots)
@@ -124,6 +129,9 @@ class Pipeline:
                 Ring(slots, first_turn=span.of(index, num_drafters).start // num_drafters)
                 for index, slots in enumerate(self.slots)
             ],
+            target_idle=[lane.idle for lane in self.lanes],
+            drafter_idle=[StreamIdle() for _ in self.slots],
+            on_device=pinned and all(stream is not None for stream in self.streams),
         )
 
 
@@ -131,15 +139,20 @@ class Pipeline:
 class _Rings:
     host: list[Ring[HostSlot]]
     features: list[Ring[FeatureSlot]]
-
-    def target_for_data_s(self) -> float:
-        return sum(ring.consumer_wait_s for ring in self.host) / len(self.host)
+    target_idle: list[StreamIdle]
+    drafter_idle: list[StreamIdle]
+    on_device: bool
 
     def waits(self, elapsed_s: float) -> Waits:
         num_targets, num_drafters = len(self.host), len(self.features)
+        for_slot_s = sum(ring.producer_wait_s for ring in self.features)
+        for_features_s = sum(ring.consumer_wait_s for ring in self.features)
+        if self.on_device:  # the threads run ahead of the devices, so their own waits say nothing
+            for_slot_s = sum(idle.seconds for idle in self.target_idle)
+            for_features_s = sum(idle.seconds for idle in self.drafter_idle)
         return Waits(
             elapsed_s=elapsed_s,
-            target_for_slot_s=sum(ring.producer_wait_s for ring in self.features) / num_targets,
-            drafter_for_features_s=sum(r.consumer_wait_s for r in self.features) / num_drafters,
-            target_for_data_s=self.target_for_data_s(),
+            target_for_slot_s=for_slot_s / num_targets,
+            drafter_for_features_s=for_features_s / num_drafters,
+            target_for_data_s=sum(ring.consumer_wait_s for ring in self.host) / num_targets,
         )

@@ -5,31 +5,32 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from dflash.pipeline.idle import StreamIdle
 from dflash.pipeline.lifeline import Lifeline
 from dflash.pipeline.ring import Ring
 from dflash.pipeline.slots import BatchFacts, FeatureSlot
+from dflash.pipeline.waiting import Waits
 
 
 class Feed:
-    """The feature slots of one drafter, handed out in batch order; used by one thread."""
+    """The feature slots of one drafter, handed out in batch order; used by one thread.
+
+    ``waits`` tells who has waited for whom so far, over all workers of the run.
+    """
 
     def __init__(
-        self, ring: Ring[FeatureSlot], life: Lifeline, *, data_wait_s: Callable[[], float]
+        self,
+        ring: Ring[FeatureSlot],
+        life: Lifeline,
+        *,
+        idle: StreamIdle,
+        waits: Callable[[], Waits],
     ) -> None:
         self._ring = ring
         self._turn = ring.first_turn
+        self._idle = idle
         self.life = life
-        self.data_wait_s = data_wait_s
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds this drafter has waited for a ready slot."""
-        return self._ring.consumer_wait_s
-
-    @property
-    def target_wait_s(self) -> float:
-        """Seconds the target workers have waited for a free slot of this drafter."""
-        return self._ring.producer_wait_s
+        self.waits = waits
 
     def batches(self, count: int) -> Iterator[tuple[int, BatchFacts]]:
         """Yield (slot number, facts) of the next *count* batches.
@@ -40,7 +41,8 @@ class Feed:
         for _ in range(count):
             slot = self._ring.take(self._turn, self.life)
             if slot.ready is not None:
-                slot.ready.wait()
+                with self._idle.waiting():
+                    slot.ready.wait()
             assert slot.facts is not None, "the ring published an empty feature slot"
             yield self._ring.number(self._turn), slot.facts
             if slot.free is not None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dflash.data.batch import PackedBatch
 from dflash.drafter.training import StepInputs
+from dflash.pipeline.idle import StreamIdle
 from dflash.pipeline.slots import BatchFacts, FeatureSlot, HostSlot
 from dflash.target.model import Target
 
@@ -40,6 +41,7 @@ class TargetLane:
         self._stagings: list[_Staging] = []
         self._turn = 0
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self.idle = StreamIdle()
 
     def run(self, host: HostSlot, slot: FeatureSlot) -> None:
         """Fill *slot* from *host*; on CUDA both are guarded by events, and this returns at once."""
@@ -79,7 +81,8 @@ class TargetLane:
         assert slot.free is not None
         assert slot.ready is not None
         with torch.cuda.stream(self.stream):
-            slot.free.wait()
+            with self.idle.waiting():
+                slot.free.wait()
             _write_inputs(slot.inputs, batch)
             if host.copied is not None:
                 host.copied.record()
@@ -89,7 +92,8 @@ class TargetLane:
     def _run_staged(self, host: HostSlot, batch: PackedBatch, slot: FeatureSlot) -> None:
         staging = self._next_staging(slot)
         with torch.cuda.stream(self.stream):
-            staging.copied.wait()
+            with self.idle.waiting():
+                staging.copied.wait()
             _write_inputs(staging.inputs, batch)
             if host.copied is not None:
                 host.copied.record()

@@ -1,5 +1,6 @@
 """Who waits for whom, and what to do about it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 BALANCED_SHARE = 0.05
@@ -15,33 +16,35 @@ class Waits:
     drafter_for_features_s: float
     target_for_data_s: float
 
-    def suggestion(self, *, num_targets: int, num_drafters: int) -> str:
-        """One line on how to rebalance, or that there is nothing to gain."""
+    def suggestion(self, targets: Collection[str], drafters: Collection[str]) -> str:
+        """One line on how to rebalance between the devices of both sides, if there is any gain."""
         if self.elapsed_s <= 0:
             return "nothing ran, so there is nothing to balance"
-        data, slots, features = (
-            wait / self.elapsed_s
-            for wait in (
-                self.target_for_data_s,
-                self.target_for_slot_s,
-                self.drafter_for_features_s,
-            )
-        )
-        if data > max(BALANCED_SHARE, slots):
+        data = self.target_for_data_s / self.elapsed_s
+        slots = self.target_for_slot_s / self.elapsed_s
+        features = self.drafter_for_features_s / self.elapsed_s
+        if max(data, slots, features) <= BALANCED_SHARE:
+            return f"balanced: no side waited more than {BALANCED_SHARE:.0%} of the time"
+        if data > max(slots, BALANCED_SHARE):  # then drafters starve too; that is no second cause
             return (
-                f"targets waited {data:.0%} of the time for data: prepare the data beforehand"
-                " with `dflash data prepare`, or use a faster disk"
+                f"targets waited {data:.0%} of the time for data: prepare it beforehand with"
+                " `dflash data prepare`, or use a faster disk"
             )
-        if features > max(BALANCED_SHARE, slots):
+        shared = sorted(set(targets) & set(drafters))
+        if shared:
+            return (
+                f"target and drafter take turns on {', '.join(shared)} (targets waited {slots:.0%}"
+                f" of the time for a free slot, drafters {features:.0%} for features); a device"
+                " for each side would let them overlap"
+            )
+        if features > slots:
             return (
                 f"drafters waited {features:.0%} of the time for features: the target is the"
-                f" bottleneck; give it more devices (now {num_targets}) or raise"
+                f" bottleneck; give it more devices (now {len(targets)}) or raise"
                 " data.anchor_density to draw more training from each forward"
             )
-        if slots > BALANCED_SHARE:
-            return (
-                f"targets waited {slots:.0%} of the time for a free slot: the drafter is the"
-                f" bottleneck; give it more devices (now {num_drafters}), or move one over from the"
-                " target"
-            )
-        return "balanced: neither side waited more than 5% of the time"
+        return (
+            f"targets waited {slots:.0%} of the time for a free slot: the drafter is the"
+            f" bottleneck; give it more devices (now {len(drafters)}), or move one over from the"
+            " target"
+        )

@@ -38,7 +38,7 @@ class StepRecord(_Line):
         default=None, description="share of supervised slots predicted, over metric batches"
     )
     lr: float = Field(description="learning rate of the last step")
-    grad_norm: float = Field(description="global norm before clipping, last step")
+    grad_norm: float = Field(description="global norm before clipping, averaged over steps")
     tokens: int = Field(default=0, description="real (not padding) tokens since the run began")
     tokens_per_s: float = Field(default=0.0, description="real tokens per second")
     padding_share: float = Field(default=0.0, description="padding positions of all positions")

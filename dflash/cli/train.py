@@ -1,6 +1,5 @@
 """``dflash train CONFIG [KEY=VALUE ...]``: train a drafter; called again, go on with it."""
 
-import sys
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from dflash.cli.output import print_json, print_table, talk
+from dflash.cli.output import leave_now, print_json, print_table, talk
 from dflash.errors import STOPPED_EXIT, UsageError
 
 GIB = float(2**30)
@@ -59,7 +58,7 @@ def train(  # noqa: PLR0913 - one option each
     """Train a drafter for a frozen target.
 
     SIGTERM or Ctrl-C checkpoints at the next step and exits with 75; the same command goes on.
-    A second signal ends at once. SIGUSR2 checkpoints and goes on.
+    A second signal ends at once, without a checkpoint. SIGUSR2 checkpoints and goes on.
     """
     from dflash.config import load
 
@@ -117,16 +116,23 @@ def _run(
     progress: "ProgressKind",
     watchdog_s: float,
 ) -> "Outcome":
-    from dflash.pipeline.supervisor import StoppedNowError
+    from dflash.pipeline.signals import StoppedNowError
     from dflash.report.progress import make_progress
+    from dflash.report.tensorboard import TensorBoardSink, require_tensorboard
     from dflash.train.run import TrainOptions, train
 
+    wants_tensorboard = "tensorboard" in config.log.sinks
+    if wants_tensorboard:
+        require_tensorboard()
     with ExitStack() as stack:
-        total = min(config.optim.max_steps or max_steps or 0, max_steps or sys.maxsize) or None
-        screen = stack.enter_context(make_progress(progress, total_steps=total))
-        sinks = [screen, *_extra_sinks(config, folder)]
-        for sink in sinks[1:]:
-            stack.callback(sink.close)
+        screen = stack.enter_context(make_progress(progress))
+        sinks: list[Sink] = [screen]
+
+        def begin(first_step: int, last_step: int) -> None:
+            screen.expect(last_step)
+            if wants_tensorboard:
+                sinks.append(TensorBoardSink(folder / "tensorboard", resumed_after=first_step))
+                stack.callback(sinks[-1].close)
 
         def show(record: "AnyRecord") -> None:
             for sink in sinks:
@@ -137,22 +143,16 @@ def _run(
             resume=resume,
             max_steps=max_steps,
             watchdog_s=watchdog_s,
+            begin=begin,
             show=show,
             say=screen.say,
         )
         try:
             return train(config, options)
         except StoppedNowError as stop:
+            screen.close()
             talk("stopped at once by a second signal; the last complete checkpoint stands")
-            raise typer.Exit(128 + stop.signum) from None
-
-
-def _extra_sinks(config: "RunConfig", folder: Path) -> "list[Sink]":
-    if "tensorboard" not in config.log.sinks:
-        return []
-    from dflash.report.tensorboard import TensorBoardSink
-
-    return [TensorBoardSink(folder / "tensorboard")]
+            leave_now(128 + stop.signum)
 
 
 def _lines(outcome: "Outcome", folder: Path) -> list[str]:

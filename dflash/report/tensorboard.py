@@ -15,6 +15,19 @@ SKIPPED = {
 }
 
 
+def require_tensorboard() -> None:
+    """Say early that the package is missing, before a model is loaded.
+
+    Raises:
+        MissingError: the package tensorboard is not installed.
+    """
+    if util.find_spec("tensorboard") is None:
+        raise MissingError(
+            'log.sinks has "tensorboard", but the package tensorboard is not installed',
+            hint="pip install 'dflash-trainer[tensorboard]', or take it out of log.sinks",
+        )
+
+
 class TensorBoardSink:
     """Writes every figure of step and eval records under ``step/`` and ``eval/``.
 
@@ -27,11 +40,7 @@ class TensorBoardSink:
     """
 
     def __init__(self, folder: Path, *, resumed_after: int | None = None) -> None:
-        if util.find_spec("tensorboard") is None:
-            raise MissingError(
-                'log.sinks has "tensorboard", but the package tensorboard is not installed',
-                hint="pip install 'dflash-trainer[tensorboard]', or take it out of log.sinks",
-            )
+        require_tensorboard()
         from torch.utils.tensorboard import SummaryWriter
 
         purge_step = None if resumed_after is None else resumed_after + 1

@@ -1,17 +1,17 @@
 """What happens between two steps: look, log, evaluate, save, stop."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dflash.drafter.shape import DrafterShape
 from dflash.pipeline.feed import Feed
+from dflash.pipeline.signals import Signals
 from dflash.pipeline.slots import BatchFacts
-from dflash.pipeline.supervisor import Signals
 from dflash.records import EvalRecord, EventRecord, StepRecord
 from dflash.target.model import Target
-from dflash.train.checkpoint import Keeper, Snapshot
+from dflash.train.checkpoint import Keeper, Progress, Snapshot
 from dflash.train.evaluation import EvalSettings, evaluate
 from dflash.train.logbook import Logbook
 from dflash.train.sentinel import Sentinel
@@ -48,17 +48,15 @@ class Judge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agenda:
-    """When what is due. ``end_step`` is the number of the last step, counted from 1."""
+    """When what is due, by step numbers counted from 1.
+
+    ``end_step`` ends the whole run, ``last_step`` what this process does of it.
+    """
 
     eval_every: int
     save_every: int
     end_step: int
-    stop_after: int
-
-    @property
-    def last_step(self) -> int:
-        """The step after which this process ends."""
-        return min(self.end_step, self.stop_after)
+    last_step: int
 
     def evaluates(self, step: int) -> bool:
         return step == self.end_step or bool(self.eval_every and step % self.eval_every == 0)
@@ -72,12 +70,16 @@ class Agenda:
 
 @dataclass(slots=True, kw_only=True)
 class Boundary:
-    """Replica 0's work after each step; called in its thread, so nothing else moves the weights."""
+    """Replica 0's work after each step; called in its thread, so nothing else moves the weights.
+
+    ``tau`` is the latest measurement, ``reached`` the latest step that is done.
+    """
 
     agenda: Agenda
     step: TrainStep
     target: TargetRef
     contract: dict[str, Any]
+    config_toml: str
     sentinel: Sentinel
     logbook: Logbook
     judge: Judge
@@ -91,39 +93,35 @@ class Boundary:
 
     def start(self, feed: Feed) -> None:
         """Open the first interval of the log."""
-        self.logbook.start(self.reached, feed)
+        self.logbook.start(self.reached, feed.waits())
 
     def __call__(self, number: int, batches: list[BatchFacts], feed: Feed) -> bool:
         """Close step *number*; True ends the run."""
-        for facts in batches:
-            self.logbook.count(facts)
         self.sentinel.watch(number, self.step.blocked, batches)
-        self.logbook.end_step(number, feed, lr=self.step.lr_now)
+        self.logbook.end_step(number, batches, waits=feed.waits, lr=self.step.lr_now)
         self.reached = number
-        is_best = self._evaluate(number, feed) if self.agenda.evaluates(number) else False
+        tau = self._evaluate(number, feed) if self.agenda.evaluates(number) else None
+        is_best = tau is not None and tau > self.best_tau
+        self.best_tau = max(self.best_tau, tau or 0.0)
         stopping = self.signals.stop is not None
         if is_best or stopping or self.agenda.saves(number) or self.signals.checkpoint.is_set():
             self.signals.checkpoint.clear()
-            self.save(number, is_best=is_best)
+            self._save(number, tau)
         return stopping or self.agenda.ends(number)
 
-    def _evaluate(self, number: int, feed: Feed) -> bool:
+    def _evaluate(self, number: int, feed: Feed) -> float | None:
         self.sentinel.look()
         self.logbook.flush()
         record = self.judge.measure(number, feed.life.beat)
         if record is None:
-            return False
+            return None
         self.emit(record)
         self.tau = record.tau
-        is_best = record.tau > self.best_tau
-        self.best_tau = max(self.best_tau, record.tau)
-        return is_best
+        return record.tau
 
-    def save(self, number: int, *, is_best: bool) -> None:
-        """Write a complete checkpoint of step *number*."""
+    def _save(self, number: int, tau: float | None) -> None:
         self.sentinel.look()
         self.logbook.flush()
-        counters = self.logbook.counters
         self.last_saved = self.keeper.save(
             Snapshot(
                 step=number,
@@ -132,15 +130,10 @@ class Boundary:
                 weights=dict(self.step.named),
                 state=self.step.moments() | {"totals": self.step.totals.sums},
                 contract=self.contract,
-                progress={
-                    "tokens": counters.tokens,
-                    "positions": counters.positions,
-                    "batches": counters.batches,
-                    "best_tau": self.best_tau,
-                },
-                tau=self.tau,
-            ),
-            is_best=is_best,
+                progress=Progress(**asdict(self.logbook.counters), best_tau=self.best_tau),
+                config_toml=self.config_toml,
+                tau=tau,
+            )
         )
         self.emit(
             EventRecord(step=number, name="checkpoint", detail={"folder": self.last_saved.name})

@@ -72,18 +72,27 @@ def settle_devices(config: RunConfig) -> Devices:
     """Resolve devices, dtypes and the execution mode, and check that the devices exist.
 
     Raises:
-        ConfigError: a device this machine does not have.
+        ConfigError: devices this machine does not have, or drafters of both kinds.
     """
     num_cuda = torch.cuda.device_count()
     targets = resolved_devices(config.target.devices, num_cuda=num_cuda)
     drafters = resolved_devices(config.drafter.devices, num_cuda=num_cuda)
-    for key, names in (("target.devices", targets), ("drafter.devices", drafters)):
-        for name in names:
-            if name.startswith("cuda:") and int(name.removeprefix("cuda:")) >= num_cuda:
-                raise ConfigError(
-                    f"{key}: there is no device {name}; this machine has {num_cuda} CUDA devices",
-                    hint='`dflash env` lists them; "cpu" is a device too',
-                )
+    missing = [
+        f"{key}: there is no device {name}"
+        for key, names in (("target.devices", targets), ("drafter.devices", drafters))
+        for name in names
+        if name.startswith("cuda:") and int(name.removeprefix("cuda:")) >= num_cuda
+    ]
+    if missing:
+        raise ConfigError(
+            f"{'; '.join(missing)}; this machine has {num_cuda} CUDA devices",
+            hint='`dflash env` lists them; "cpu" is a device too',
+        )
+    if len({name.partition(":")[0] for name in drafters}) > 1:
+        raise ConfigError(
+            f"drafter.devices = {list(drafters)}: replicas must all be on CUDA devices or all on"
+            " the CPU, since the two round differently and the replicas would drift apart"
+        )
     return Devices(
         targets=targets,
         drafters=drafters,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -37,19 +37,31 @@ from dflash.train.stored import (
 )
 
 OPTIMIZER_FILE = "optimizer.safetensors"
+CONFIG_FILE = "config.toml"
 PARTIAL = ".partial"
+
+
+class Progress(BaseModel):
+    """Counters that go on where they were."""
+
+    tokens: int
+    positions: int
+    batches: int
+    tokens_since_record: int
+    positions_since_record: int
+    best_tau: float
 
 
 class TrainingManifest(Manifest):
     """A manifest that training can go on from."""
 
     contract: dict[str, Any] = Field(description="settings that a resumed run must share")
-    progress: dict[str, int | float] = Field(description="counters that go on where they were")
+    progress: Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything a checkpoint holds, as it is in memory."""
+    """Everything a checkpoint holds, as it is in memory. ``tau`` was measured at this very step."""
 
     step: int
     shape: DrafterShape
@@ -57,7 +69,8 @@ class Snapshot:
     weights: dict[str, Tensor]
     state: dict[str, Tensor]
     contract: dict[str, Any]
-    progress: dict[str, int | float]
+    progress: Progress
+    config_toml: str
     tau: float | None
 
 
@@ -70,7 +83,7 @@ class Keeper:
         self._keep_last = keep_last
         self._keep_best = keep_best
 
-    def save(self, snapshot: Snapshot, *, is_best: bool) -> Path:
+    def save(self, snapshot: Snapshot) -> Path:
         """Write a checkpoint, then drop those that need not be kept.
 
         Raises:
@@ -85,26 +98,44 @@ class Keeper:
                 _write(partial, snapshot)
                 partial.rename(final)
                 _flush(self._folder)
-            if is_best and self._keep_best:
-                _replace_text(self._folder / BEST, final.name)
+            self._point_at_best()
+            self._drop_old()
         except (OSError, SafetensorError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             kept = complete_checkpoints(self._run_dir)
             raise CheckpointError(
                 f"the checkpoint of step {snapshot.step} cannot be written to {self._folder}: "
-                f"{error}",
+                f"{error.strerror if isinstance(error, OSError) else error}",
                 hint=f"free some space and run the same command again; the last complete one is "
                 f"{kept[-1].name if kept else 'none'}",
             ) from error
-        self._drop_old()
         return final
+
+    def _point_at_best(self) -> None:
+        """Make the pointer name the checkpoint of the longest accepted length, the first if equal.
+
+        It is derived from the manifests each time, so a kill before this leaves nothing to mend.
+        """
+        if not self._keep_best:
+            (self._folder / BEST).unlink(missing_ok=True)
+            return
+        measured = {
+            folder.name: read_manifest(folder).metrics.tau or 0.0
+            for folder in complete_checkpoints(self._run_dir)
+        }
+        best = max(measured, key=lambda name: measured[name], default="")
+        if best and measured[best] and best != self._named_best():
+            _replace_text(self._folder / BEST, best)
+
+    def _named_best(self) -> str:
+        pointer = self._folder / BEST
+        return pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else ""
 
     def _drop_old(self) -> None:
         folders = complete_checkpoints(self._run_dir)
-        best = self._folder / BEST
         kept = {folder.name for folder in folders[-self._keep_last :]}
-        if best.is_file():
-            kept.add(best.read_text(encoding="utf-8").strip())
+        if self._keep_best:
+            kept.add(self._named_best())
         for folder in folders:
             if folder.name not in kept:
                 doomed = folder.with_name(folder.name + PARTIAL)
@@ -118,7 +149,7 @@ class Keeper:
                 shutil.rmtree(folder)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
     """What a checkpoint gives back."""
 
@@ -126,7 +157,9 @@ class Resumed:
     step: int
     weights: dict[str, Tensor]
     state: dict[str, Tensor]
-    progress: dict[str, int | float]
+    progress: Progress
+    config_toml: str
+    tau: float | None
 
 
 def resume_from(folder: Path, contract: dict[str, Any]) -> Resumed:
@@ -136,11 +169,11 @@ def resume_from(folder: Path, contract: dict[str, Any]) -> Resumed:
         CheckpointError: damaged, foreign, of another format version, or made under another
             contract; names every setting that differs.
     """
-    manifest = read_manifest(folder)
-    if OPTIMIZER_FILE not in manifest.files:
+    exported = not (folder / MANIFEST).is_file()
+    if exported or OPTIMIZER_FILE not in read_manifest(folder).files:
         raise CheckpointError(
             f"{folder} holds a drafter but no optimizer state, so training cannot go on from it",
-            hint="set drafter.init_from to start a new run from exported weights",
+            hint="set drafter.init_from to start a new run from these weights",
         )
     full = read_manifest_as(TrainingManifest, folder)
     differences = [
@@ -153,20 +186,30 @@ def resume_from(folder: Path, contract: dict[str, Any]) -> Resumed:
             f"the checkpoint {folder} contradicts this run: {'; '.join(differences)}",
             hint="use another --run-dir for another configuration, or restore the setting",
         )
-    check_files(folder, full, [DRAFTER_FILE, OPTIMIZER_FILE])
+    check_files(folder, full, [DRAFTER_FILE, OPTIMIZER_FILE, CONFIG_FILE])
     try:
         weights, state = load_file(folder / DRAFTER_FILE), load_file(folder / OPTIMIZER_FILE)
+        config_toml = (folder / CONFIG_FILE).read_text(encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"the checkpoint {folder} cannot be read: {error}") from error
-    return Resumed(folder, full.step, weights, state, full.progress)
+    return Resumed(
+        path=folder,
+        step=full.step,
+        weights=weights,
+        state=state,
+        progress=full.progress,
+        config_toml=config_toml,
+        tau=full.metrics.tau,
+    )
 
 
 def _write(folder: Path, snapshot: Snapshot) -> None:
-    files = {DRAFTER_FILE: snapshot.weights, OPTIMIZER_FILE: snapshot.state}
-    sums = {}
-    for name, tensors in files.items():
+    for name, tensors in ((DRAFTER_FILE, snapshot.weights), (OPTIMIZER_FILE, snapshot.state)):
         on_host = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
         save_file(on_host, folder / name)
+    (folder / CONFIG_FILE).write_text(snapshot.config_toml, encoding="utf-8")
+    sums = {}
+    for name in (DRAFTER_FILE, OPTIMIZER_FILE, CONFIG_FILE):
         _flush(folder / name)
         with (folder / name).open("rb") as written:
             sums[name] = hashlib.file_digest(written, "sha256").hexdigest()

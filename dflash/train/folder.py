@@ -12,8 +12,7 @@ import torch
 
 from dflash.config import RunConfig, to_toml
 from dflash.environment import environment
-from dflash.errors import CheckpointError, UsageError
-from dflash.train.stored import complete_checkpoints, find_checkpoint
+from dflash.errors import UsageError
 
 CONFIG = "config.toml"
 RECORDS = "records.jsonl"
@@ -29,11 +28,9 @@ def claimed(run_dir: Path) -> Iterator[None]:
     Raises:
         UsageError: another process is training into it, or it cannot be written.
     """
-    try:
+    with writable(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
         lock = (run_dir / ".lock").open("w")
-    except OSError as error:
-        raise UsageError(f"the run folder {run_dir} cannot be written: {error.strerror}") from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,26 +42,20 @@ def claimed(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def start_of(run_dir: Path, resume: str) -> Path | None:
-    """Return the checkpoint to go on from by ``--resume``: auto, never, or a path; None is step 0.
+@contextmanager
+def writable(run_dir: Path) -> Iterator[None]:
+    """Turn an error of the file system inside into a sentence about the run folder.
 
     Raises:
-        CheckpointError: ``never`` in a folder that holds a run, or a path without a checkpoint.
+        UsageError: it cannot be written.
     """
-    own = complete_checkpoints(run_dir)
-    if resume == "auto":
-        return own[-1] if own else None
-    if resume == "never":
-        if own:
-            raise CheckpointError(
-                f"{run_dir} already holds a run with {len(own)} checkpoints, and --resume never"
-                " would mix two runs",
-                hint="choose another --run-dir, or remove that one",
-            )
-        return None
-    given = Path(resume)
-    inside = complete_checkpoints(given)
-    return inside[-1] if inside else find_checkpoint(given)
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"the run folder {run_dir} cannot be written: {error.strerror or error}",
+            hint="free some space or choose another --run-dir; complete checkpoints are untouched",
+        ) from error
 
 
 def write_config(run_dir: Path, config: RunConfig) -> None:

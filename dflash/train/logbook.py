@@ -4,53 +4,61 @@ import resource
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dflash.pipeline.feed import Feed
 from dflash.pipeline.slots import BatchFacts
-from dflash.records import StepRecord
-from dflash.train.totals import Totals
+from dflash.pipeline.waiting import Waits
+from dflash.records import EventRecord, StepRecord
+from dflash.train.totals import Totals, averages
 
 GIB = float(2**30)
 
 
 @dataclass(slots=True)
 class Counters:
-    """What has passed since the run began; goes into every checkpoint."""
+    """What has passed, over all replicas; goes into every checkpoint, so that a log goes on."""
 
     tokens: int = 0
     positions: int = 0
     batches: int = 0
+    tokens_since_record: int = 0
+    positions_since_record: int = 0
 
     def add(self, facts: BatchFacts, *, token_budget: int) -> None:
         self.tokens += facts.num_real_tokens
         self.positions += token_budget
         self.batches += 1
+        self.tokens_since_record += facts.num_real_tokens
+        self.positions_since_record += token_budget
+
+    def start_interval(self) -> float:
+        """Return the padding share since the record before, and count from here."""
+        share = 1.0 - self.tokens_since_record / max(1, self.positions_since_record)
+        self.tokens_since_record = self.positions_since_record = 0
+        return share
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Mark:
-    """Readings at the record before, so that a record covers only its own interval."""
+    """Readings at the record before (or where this process began), for rates."""
 
     step: int
     time_s: float
     tokens: int
-    positions: int
-    wait_target_s: float
-    wait_drafter_s: float
-    wait_data_s: float
+    waits: Waits
 
 
 @dataclass(slots=True)
 class _Pending:
     sums: Tensor
     arrived: torch.cuda.Event | None
-    facts: dict[str, object] = field(default_factory=dict)
+    facts: dict[str, Any]
 
 
 class Logbook:
@@ -63,12 +71,11 @@ class Logbook:
     def __init__(
         self,
         totals: Totals,
-        emit: Callable[[StepRecord], None],
+        emit: Callable[[StepRecord | EventRecord], None],
         *,
         every_steps: int,
         token_budget: int,
         batches_per_epoch: float,
-        num_replicas: int,
     ) -> None:
         self.counters = Counters()
         self._totals = totals
@@ -76,7 +83,6 @@ class Logbook:
         self._every_steps = every_steps
         self._token_budget = token_budget
         self._batches_per_epoch = batches_per_epoch
-        self._num_replicas = num_replicas
         self._pending: deque[_Pending] = deque()
         self._mark: _Mark | None = None
 
@@ -84,43 +90,43 @@ class Logbook:
         """Whether step *step*, counted from 1, is logged; its batches are metric batches."""
         return step % self._every_steps == 0
 
-    def count(self, facts: BatchFacts) -> None:
-        """Count one batch of this replica; the others' are of the same number and size."""
-        self.counters.add(facts, token_budget=self._token_budget)
+    def start(self, step: int, waits: Waits) -> None:
+        """Begin to measure rates."""
+        self._mark = self._read(step, waits)
 
-    def start(self, step: int, feed: Feed) -> None:
-        """Begin the first interval."""
-        self._mark = self._read(step, feed)
-
-    def end_step(self, step: int, feed: Feed, *, lr: float) -> None:
-        """Emit what has arrived, and queue a record if *step* is due."""
+    def end_step(
+        self, step: int, batches: Iterable[BatchFacts], *, waits: Callable[[], Waits], lr: float
+    ) -> None:
+        """Count the step's *batches*, emit what has arrived, and queue a record if one is due."""
+        for facts in batches:
+            self.counters.add(facts, token_budget=self._token_budget)
         self._emit_arrived()
-        if not self.wants(step):
-            return
+        if self.wants(step):
+            self._queue_record(step, waits(), lr=lr)
+            self._emit_arrived()
+
+    def _queue_record(self, step: int, waits: Waits, *, lr: float) -> None:
         assert self._mark is not None, "start was not called"
-        before, now = self._mark, self._read(step, feed)
+        before, now = self._mark, self._read(step, waits)
         self._mark = now
         steps = max(1, now.step - before.step)
         seconds = max(1e-9, now.time_s - before.time_s)
-        positions = max(1, now.positions - before.positions)
-        tokens = now.tokens - before.tokens
         facts = {
             "step": step,
-            "epoch": self.counters.batches * self._num_replicas / self._batches_per_epoch,
+            "epoch": self.counters.batches / self._batches_per_epoch,
             "lr": lr,
-            "tokens": self.counters.tokens * self._num_replicas,
-            "tokens_per_s": tokens * self._num_replicas / seconds,
-            "padding_share": 1.0 - tokens / positions,
+            "tokens": now.tokens,
+            "tokens_per_s": (now.tokens - before.tokens) / seconds,
+            "padding_share": self.counters.start_interval(),
             "step_s": seconds / steps,
-            "wait_target_s": (now.wait_target_s - before.wait_target_s) / steps,
-            "wait_drafter_s": (now.wait_drafter_s - before.wait_drafter_s) / steps,
-            "wait_data_s": (now.wait_data_s - before.wait_data_s) / steps,
+            "wait_target_s": _per_step("target_for_slot_s", before, now),
+            "wait_drafter_s": _per_step("drafter_for_features_s", before, now),
+            "wait_data_s": _per_step("target_for_data_s", before, now),
             **device_memory(),
             "rss_gib": resident_gib(),
         }
         self._pending.append(_Pending(*self._copy_sums(), facts))
         self._totals.zero()
-        self._emit_arrived()
 
     def flush(self) -> None:
         """Emit every queued record, waiting for its sums."""
@@ -147,28 +153,20 @@ class Logbook:
             self._emit_one(self._pending.popleft())
 
     def _emit_one(self, pending: _Pending) -> None:
-        averages = self._totals.averages(pending.sums)
-        if averages.loss is None or averages.grad_norm is None:
-            return  # nothing supervised in this interval; there is no loss to report
-        record = {
-            "loss": averages.loss,
-            "grad_norm": averages.grad_norm,
-            "token_accuracy": averages.token_accuracy,
-            "accepted_tokens_per_block": averages.accepted_tokens_per_block,
-            **pending.facts,
-        }
-        self._emit(StepRecord.model_validate(record))
+        found = averages(pending.sums)
+        if found.loss is None:
+            why = f"no slot was supervised in the {self._every_steps} steps up to this one"
+            self._emit(EventRecord(step=pending.facts["step"], name="no_loss", detail={"why": why}))
+            return
+        self._emit(StepRecord.model_validate({**asdict(found), **pending.facts}))
 
-    def _read(self, step: int, feed: Feed) -> _Mark:
-        return _Mark(
-            step=step,
-            time_s=time.perf_counter(),
-            tokens=self.counters.tokens,
-            positions=self.counters.positions,
-            wait_target_s=feed.target_wait_s,
-            wait_drafter_s=feed.wait_s,
-            wait_data_s=feed.data_wait_s(),
-        )
+    def _read(self, step: int, waits: Waits) -> _Mark:
+        return _Mark(step, time.perf_counter(), self.counters.tokens, waits)
+
+
+def _per_step(name: str, before: _Mark, now: _Mark) -> float:
+    waited_s = getattr(now.waits, name) - getattr(before.waits, name)
+    return float(waited_s) / max(1, now.step - before.step)
 
 
 def device_memory() -> dict[str, object]:

@@ -44,7 +44,7 @@ def train_loop(
                 for slot, facts in feed.batches(accumulate_steps):
                     drafting.runner("metric" if metric else "normal", slot)
                     batches.append(facts)
-                drafting.gradient_sum(drafting.replica, feed.life)
+                batches = drafting.gradient_sum(drafting.replica, batches, feed.life)
                 drafting.step.set_lr(drafting.schedule.at(step))
                 drafting.runner("update", 0)
                 if drafting.boundary is not None and drafting.boundary(step + 1, batches, feed):

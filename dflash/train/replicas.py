@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dflash.pipeline.lifeline import TICK_S, Lifeline
+from dflash.pipeline.slots import BatchFacts
 from dflash.train.step import TrainStep, computing_on
 
 
@@ -34,7 +35,7 @@ class Rendezvous:
 
 
 class GradientSum:
-    """Sums gradients, losses and weights over all drafters of this process, in a fixed order.
+    """Sums gradients and measurements over all drafters of this process, in a fixed order.
 
     Every replica sums its own share of the parameters over all replicas and writes the sum back to
     each of them, so the work and the traffic are spread evenly, and all replicas receive the very
@@ -44,19 +45,27 @@ class GradientSum:
     def __init__(self, steps: Sequence[TrainStep]) -> None:
         self._steps = steps
         self._rendezvous = Rendezvous(len(steps))
+        self._batches: list[list[BatchFacts]] = [[] for _ in steps]
         cuda = steps[0].device.type == "cuda"
         self._queued = [torch.cuda.Event() if cuda else None for _ in steps]
         self._summed = [torch.cuda.Event() if cuda else None for _ in steps]
 
-    def __call__(self, replica: int, life: Lifeline) -> None:
-        """Called by every drafter's thread after its last micro-batch; a no-op for one drafter."""
+    def __call__(self, replica: int, batches: list[BatchFacts], life: Lifeline) -> list[BatchFacts]:
+        """Called by every drafter's thread after the last of its *batches*; needs no other for one.
+
+        Returns:
+            the batches of all drafters that are in the sum, by their number.
+        """
         if len(self._steps) == 1:
-            return
+            return batches
+        self._batches[replica] = batches
         self._meet(self._queued, replica, life)
+        everyone = [facts for share in self._batches for facts in share]
         with torch.no_grad(), computing_on(self._steps[replica].device):
             for tensors in self._share(replica):
                 _sum_in_place(tensors, replica)
         self._meet(self._summed, replica, life)
+        return sorted(everyone, key=lambda facts: facts.number)
 
     def _meet(
         self, events: Sequence[torch.cuda.Event | None], replica: int, life: Lifeline
@@ -73,8 +82,7 @@ class GradientSum:
         per_step = [
             [
                 *[_gradient(parameter) for parameter in step.parameters],
-                step.weight_sum,
-                step.loss_sum,
+                step.totals.step_sums,
             ]
             for step in self._steps
         ]

@@ -7,30 +7,32 @@ from pathlib import Path
 
 import torch
 
-from dflash.config import RunConfig
+from dflash.config import RunConfig, to_toml
 from dflash.execution import Runner
 from dflash.pipeline.assembly import Watchdog
 from dflash.pipeline.lifeline import Lifeline
-from dflash.pipeline.supervisor import Signals, listening, memory_error
+from dflash.pipeline.signals import Signals, listening
+from dflash.pipeline.supervisor import memory_error
 from dflash.pipeline.waiting import Waits
 from dflash.pipeline.workers import Span
 from dflash.records import EvalRecord, EventRecord, RecordWriter, StepRecord, truncate_after
 from dflash.train.boundary import Agenda, Boundary, Emit, Judge
 from dflash.train.build import Built, build
-from dflash.train.checkpoint import Keeper, Resumed, resume_from
+from dflash.train.checkpoint import Keeper
 from dflash.train.evaluation import EvalSettings
 from dflash.train.folder import (
     DATA,
     RECORDS,
     STACKS,
     claimed,
-    start_of,
+    writable,
     write_config,
     write_environment,
 )
 from dflash.train.logbook import Logbook
 from dflash.train.loop import Drafting, train_loop
 from dflash.train.replicas import GradientSum
+from dflash.train.resumption import changed_settings, read_start, restore, start_of
 from dflash.train.sentinel import Sentinel
 from dflash.train.stored import TargetRef
 
@@ -39,21 +41,23 @@ from dflash.train.stored import TargetRef
 class TrainOptions:
     """What the command line adds to a configuration.
 
-    ``max_steps`` ends the run early without changing its schedule. ``show`` receives every record,
-    ``say`` a sentence now and then.
+    ``max_steps`` ends the run early without changing its schedule. ``begin`` learns the step the
+    run goes on from and its last one, before any record; ``show`` receives every record, ``say`` a
+    sentence now and then.
     """
 
     run_dir: Path
     resume: str = "auto"
     max_steps: int | None = None
     watchdog_s: float = 300.0
+    begin: Callable[[int, int], None] = lambda _first_step, _last_step: None
     show: Emit = lambda _record: None
     say: Callable[[str], None] = lambda _text: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a run ended. ``signal`` is the number of the signal that stopped it, if one did."""
+    """How a run ended. ``signal`` is the signal that stopped it before its end, if one did."""
 
     step: int
     num_steps: int
@@ -86,8 +90,6 @@ class _Run:
         self.config = config
         self.options = options
         self.signals = signals
-        self.built: Built = build(config, options.run_dir / DATA)
-        self.step = self.built.steps[0]
         self.keeper = Keeper(
             options.run_dir,
             keep_last=config.checkpoint.keep_last,
@@ -95,8 +97,11 @@ class _Run:
         )
         self.keeper.sweep()
         start = start_of(options.run_dir, options.resume)
-        self.resumed = resume_from(start, self.built.contract) if start else None
+        self.built: Built = build(config, options.run_dir / DATA)
+        self.step = self.built.steps[0]
+        self.resumed = read_start(start, self.built.contract) if start else None
         self.first_step = self.resumed.step if self.resumed else 0
+        self.last_step = min(self.built.num_steps, options.max_steps or self.built.num_steps)
         self.judge = Judge(
             target=self.built.targets[0],
             step=self.step,
@@ -110,56 +115,66 @@ class _Run:
         )
 
     def go(self) -> Outcome:
-        records = self.options.run_dir / RECORDS
-        truncate_after(records, self.first_step)
-        self._write_folder()
-        with RecordWriter(records) as writer:
+        run_dir = self.options.run_dir
+        with writable(run_dir):
+            truncate_after(run_dir / RECORDS, self.first_step if self.resumed else -1)
+            self._write_folder()
+            writer = RecordWriter(run_dir / RECORDS)
 
-            def emit(record: StepRecord | EvalRecord | EventRecord) -> None:
+        def emit(record: StepRecord | EvalRecord | EventRecord) -> None:
+            with writable(run_dir):
                 writer.write(record)
-                self.options.show(record)
+            self.options.show(record)
 
+        with writer:
+            self.options.begin(self.first_step, self.last_step)
             boundary = self._boundary(emit)
             if self.resumed:
-                self._restore(self.resumed, boundary)
-                emit(_event(self.first_step, "resumed", checkpoint=self.resumed.path.name))
-            if self.first_step >= boundary.agenda.last_step:
+                restore(self.resumed, self.built.steps, boundary)
+            if self.first_step >= self.last_step:
                 return self._outcome(boundary, None, tau_before=None, warm_up_s=0.0)
-            tau_before = self._measure_start(boundary, emit)
-            runners = self._warm_up(emit)
-            waits = self._run(boundary, runners)
-            outcome = self._outcome(
-                boundary,
-                waits,
-                tau_before=tau_before,
-                warm_up_s=sum(runner.warm_up_s for runner in runners),
-            )
-            emit(_event(outcome.step, "waits", **_waits_detail(waits), advice=outcome.suggestion))
-            if outcome.signal is not None:
-                emit(_event(outcome.step, "stopped", signal=outcome.signal))
-            return outcome
+            return self._train(boundary, emit)
+
+    def _train(self, boundary: Boundary, emit: Emit) -> Outcome:
+        if self.resumed:
+            detail: dict[str, object] = {"checkpoint": self.resumed.path.name}
+            if changed := changed_settings(self.resumed.config_toml, self.config):
+                detail["changed"] = changed
+            emit(_event(self.first_step, "resumed", **detail))
+        tau_before = self._measure_start(boundary, emit)
+        runners = self._warm_up(emit)
+        waits = self._run(boundary, runners)
+        outcome = self._outcome(
+            boundary,
+            waits,
+            tau_before=tau_before,
+            warm_up_s=sum(runner.warm_up_s for runner in runners),
+        )
+        emit(_event(outcome.step, "waits", **_waits_detail(waits), advice=outcome.suggestion))
+        if outcome.signal is not None:
+            emit(_event(outcome.step, "stopped", signal=outcome.signal))
+        return outcome
 
     def _boundary(self, emit: Emit) -> Boundary:
         config, built = self.config, self.built
-        stop_after = min(built.num_steps, self.options.max_steps or built.num_steps)
         logbook = Logbook(
             self.step.totals,
             emit,
             every_steps=config.log.every_steps,
             token_budget=config.data.token_budget,
             batches_per_epoch=built.data.packing.batches_per_epoch(0),
-            num_replicas=len(built.steps),
         )
         return Boundary(
             agenda=Agenda(
                 eval_every=config.eval.every_steps,
                 save_every=config.checkpoint.every_steps,
                 end_step=built.num_steps,
-                stop_after=stop_after,
+                last_step=self.last_step,
             ),
             step=self.step,
             target=TargetRef(source=config.target.model, fingerprint=built.targets[0].fingerprint),
             contract=built.contract,
+            config_toml=to_toml(config),
             sentinel=Sentinel(built.data.dataset.source_of),
             logbook=logbook,
             judge=self.judge,
@@ -168,18 +183,6 @@ class _Run:
             emit=emit,
             reached=self.first_step,
         )
-
-    def _restore(self, resumed: Resumed, boundary: Boundary) -> None:
-        with torch.no_grad():
-            for step in self.built.steps:
-                for name, parameter in step.named.items():
-                    parameter.copy_(resumed.weights[name])
-                step.load_moments(resumed.state)
-        counters = boundary.logbook.counters
-        counters.tokens = int(resumed.progress["tokens"])
-        counters.positions = int(resumed.progress["positions"])
-        counters.batches = int(resumed.progress["batches"])
-        boundary.best_tau = float(resumed.progress["best_tau"])
 
     def _measure_start(self, boundary: Boundary, emit: Emit) -> float | None:
         if self.resumed or not self.judge.prompts:
@@ -202,7 +205,7 @@ class _Run:
         runners = [Runner(step, mode.mode) for step in built.steps]
         for runner, stream in zip(runners, built.pipeline.streams, strict=True):
             runner.warm_up(stream=stream)
-        if self.resumed:
+        if self.resumed:  # only now, since a rehearsal leaves nothing measured
             self.step.totals.sums.copy_(self.resumed.state["totals"])
         emit(
             _event(
@@ -217,7 +220,6 @@ class _Run:
 
     def _run(self, boundary: Boundary, runners: list[Runner]) -> Waits:
         built, config = self.built, self.config
-        end_step = boundary.agenda.last_step
         batches_per_step = config.optim.accumulate_steps * len(built.steps)
         gradient_sum = GradientSum(built.steps)
         bodies = [
@@ -233,7 +235,7 @@ class _Run:
                     stream=built.pipeline.streams[index],
                 ),
                 first_step=self.first_step,
-                end_step=end_step,
+                end_step=self.last_step,
                 accumulate_steps=config.optim.accumulate_steps,
             )
             for index, step in enumerate(built.steps)
@@ -241,7 +243,7 @@ class _Run:
         return built.pipeline.run(
             bodies,
             built.assemble,
-            Span(self.first_step * batches_per_step, end_step * batches_per_step),
+            Span(self.first_step * batches_per_step, self.last_step * batches_per_step),
             life=Lifeline(),
             watchdog=Watchdog(self.options.watchdog_s, self.options.run_dir / STACKS),
         )
@@ -271,18 +273,18 @@ class _Run:
         tau_before: float | None,
         warm_up_s: float,
     ) -> Outcome:
-        num_targets, num_drafters = len(self.built.targets), len(self.built.steps)
+        devices, done = self.built.devices, boundary.reached >= self.last_step
         return Outcome(
             step=boundary.reached,
             num_steps=self.built.num_steps,
             tau_before=tau_before,
             tau=boundary.tau,
             checkpoint=boundary.last_saved,
-            signal=self.signals.stop,
+            signal=None if done else self.signals.stop,
             waits=waits,
-            suggestion=waits.suggestion(num_targets=num_targets, num_drafters=num_drafters)
+            suggestion=waits.suggestion(devices.targets, devices.drafters)
             if waits
-            else "the run was already complete",
+            else f"nothing to do: the last step asked for is {self.last_step}",
             warm_up_s=warm_up_s,
         )
 

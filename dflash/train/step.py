@@ -47,11 +47,19 @@ class TrainStep:
         self.lr = torch.zeros((), device=self.device)
         self.lr_now = 0.0
         self.totals = Totals(loss.block_size, self.device)
-        self.weight_sum = torch.zeros((), device=self.device)
-        self.loss_sum = torch.zeros((), device=self.device)
         self.blocked = torch.zeros((), device=self.device)
         self._divisor = torch.ones((), device=self.device)
         self.optimizer = self._make_optimizer()
+
+    @property
+    def loss_sum(self) -> Tensor:
+        """Float64, 0-d, of the step in progress."""
+        return self.totals.loss_sum
+
+    @property
+    def weight_sum(self) -> Tensor:
+        """Float64, 0-d, of the step in progress."""
+        return self.totals.weight_sum
 
     @property
     def parts(self) -> dict[str, Callable[[int], None]]:
@@ -76,8 +84,7 @@ class TrainStep:
         finally:
             self.optimizer.zero_grad(set_to_none=True)
             self.blocked.zero_()
-            self.loss_sum.zero_()
-            self.weight_sum.zero_()
+            self.totals.step_sums.zero_()
             self.totals.zero()
 
     def _normal(self, slot: int) -> None:
@@ -90,15 +97,12 @@ class TrainStep:
         with computing_on(self.device):
             objective = self.loss(self.slots[slot], with_metrics=with_metrics)
             objective.loss_sum.backward()
-            with torch.no_grad():
-                self.loss_sum += objective.loss_sum.detach()
-                self.weight_sum += objective.weight_sum
-                self.totals.add(objective)
+            self.totals.add(objective)
 
     @torch.no_grad()
     def _update(self, _slot: int) -> None:
         with computing_on(self.device):
-            weight = self.weight_sum.clamp(min=torch.finfo(torch.float32).tiny)
+            weight = self.weight_sum.float().clamp(min=torch.finfo(torch.float32).tiny)
             gradients = [p.grad for p in self.parameters if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients, foreach=True) / weight
             finite = norm.isfinite() & self.loss_sum.isfinite()
@@ -108,8 +112,6 @@ class TrainStep:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
             self.totals.end_step(norm)
-            self.loss_sum.zero_()
-            self.weight_sum.zero_()
 
     def _make_optimizer(self) -> torch.optim.AdamW:
         matrices = [p for p in self.parameters if p.ndim >= 2]  # noqa: PLR2004 - a matrix has 2 axes

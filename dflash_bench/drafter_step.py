@@ -22,6 +22,7 @@ from dflash.drafter.training import BlockLoss, StepInputs
 from dflash.execution import Mode, Runner
 from dflash.train.logbook import GIB
 from dflash.train.step import AdamSettings, TrainStep
+from dflash.train.totals import averages
 from dflash_bench.shapes import SHAPES, BenchShape
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def measure(
     )
     if profile is not None:
         _profile(lambda n: one_step(runner, step, n, signature="normal"), profile)
-    averages = step.totals.averages(step.totals.sums.cpu())
+    found = averages(step.totals.sums.cpu())
     deciles = statistics.quantiles(times_ms, n=10)
     return {
         "shape": name,
@@ -140,8 +141,8 @@ def measure(
         "metric_step_ms_median": statistics.median(metric_ms),
         "context_tokens_per_s": shape.token_budget / statistics.median(times_ms) * 1e3,
         "warm_up_s": runner.warm_up_s,
-        "loss": averages.loss,
-        "grad_norm": averages.grad_norm,
+        "loss": found.loss,
+        "grad_norm": found.grad_norm,
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
         **(_gpu_figures(device, allocs) if on_gpu else {}),

@@ -60,14 +60,19 @@ def dense_mask(anchors: Anchors, documents_T: Tensor, *, block_size: int) -> Ten
         documents_T: int64, document of each position; padding is -1.
         block_size: B, slots per block.
     """
-    anchor_N1 = anchors.anchors_N[:, None]
-    row_T = torch.arange(documents_T.numel(), device=documents_T.device)
-    block_N = torch.arange(anchor_N1.numel(), device=documents_T.device)
-    past_NT = row_T < anchor_N1  # strict: the anchor itself is slot 0
-    same_document_NT = documents_T == documents_T[anchor_N1]
-    context_NT = past_NT & same_document_NT & anchors.used_N[:, None]
+    context_NT = context_mask(anchors, documents_T)
+    block_N = torch.arange(len(context_NT), device=documents_T.device)
     own_NQ = block_N[:, None] == block_N.repeat_interleave(block_size)
     return torch.cat([context_NT, own_NQ], dim=1).repeat_interleave(block_size, dim=0)
+
+
+def context_mask(anchors: Anchors, documents_T: Tensor) -> Tensor:
+    """Return bool context_NT: which context rows the slots of each block may read."""
+    anchor_N1 = anchors.anchors_N[:, None]
+    row_T = torch.arange(documents_T.numel(), device=documents_T.device)
+    past_NT = row_T < anchor_N1  # strict: the anchor itself is slot 0
+    same_document_NT = documents_T == documents_T[anchor_N1]
+    return past_NT & same_document_NT & anchors.used_N[:, None]
 
 
 def mask_tables(anchors: Anchors, starts_T: Tensor, *, block_size: int) -> MaskTables:

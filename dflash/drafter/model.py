@@ -11,10 +11,9 @@ import functools
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint as recompute
 
-from dflash.drafter.attention import Attention, attend
+from dflash.drafter.attention import Attention, Mask, attend
 from dflash.drafter.cache import ContextCache
 from dflash.drafter.shape import DrafterShape
 
@@ -109,7 +108,7 @@ class DrafterLayer(nn.Module):
         *,
         rope_T: Rope,
         rope_Q: Rope,
-        mask: Tensor | BlockMask | None,
+        mask: Mask | None,
         attention: Attention,
     ) -> Tensor:
         x_bQD = self.input_layernorm(h_bQD)
@@ -166,7 +165,7 @@ class Drafter(nn.Module):
         *,
         positions_bT: Tensor,
         positions_bQ: Tensor,
-        mask: Tensor | BlockMask | None,
+        mask: Mask | None,
         attention: Attention,
         checkpoint: bool = False,
     ) -> Tensor:

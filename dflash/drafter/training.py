@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
 from dflash.drafter.anchors import Anchors, anchor_scores, draw_anchors
-from dflash.drafter.attention import Attention
+from dflash.drafter.attention import Attention, Mask, SplitMask
 from dflash.drafter.blocks import block_inputs, block_labels
-from dflash.drafter.masks import MaskTables, block_mask_from, dense_mask, mask_tables
+from dflash.drafter.masks import (
+    MaskTables,
+    block_mask_from,
+    context_mask,
+    dense_mask,
+    mask_tables,
+)
 from dflash.drafter.model import Drafter
 from dflash.drafter.objective import (
     ChunkFunction,
@@ -55,7 +60,7 @@ class Prepared(NamedTuple):
     Attributes:
         ids_Q, positions_Q: int64, what stands in each slot and where.
         labels_NB: int64; weight_NB: bool, True means supervised.
-        mask: bool mask_QS, or the tables of the block mask.
+        mask: bool mask_QS, bool context_NT (split), or the tables of the block mask.
     """
 
     ids_Q: Tensor
@@ -79,8 +84,8 @@ class BlockLoss:
         settings: how slots are weighted.
         num_anchors: N; ``masks.num_anchors_for`` gives it from a density.
         seed: of the anchors.
-        attention: "flex" where ``layers`` gets compiled, "flex_compiled" where it does not, "sdpa"
-            or "eager" with a dense mask.
+        attention: "flex" where ``layers`` gets compiled, "flex_compiled" where it does not; on a
+            CPU "split", or "sdpa" and "eager" with a dense mask.
         checkpoint: recompute layers in the backward pass instead of keeping their activations.
     """
 
@@ -127,8 +132,11 @@ class BlockLoss:
             hidden_QD, prepared.labels_NB, prepared.weight_NB, with_metrics=with_metrics
         )
 
-    def attention_mask(self, prepared: Prepared, *, num_context: int) -> Tensor | BlockMask:
+    def attention_mask(self, prepared: Prepared, *, num_context: int) -> Mask:
         """Return the mask in the form that attention takes; launches no kernel, never compiled."""
+        if self.attention == "split":
+            assert isinstance(prepared.mask, Tensor), "split attention has no tables"
+            return SplitMask(prepared.mask, self.block_size)
         if isinstance(prepared.mask, Tensor):
             return prepared.mask
         return block_mask_from(prepared.mask, num_context=num_context, block_size=self.block_size)
@@ -164,6 +172,8 @@ class BlockLoss:
 
     def _mask(self, anchors: Anchors, inputs: StepInputs) -> Tensor | MaskTables:
         block_size = self.block_size
+        if self.attention == "split":
+            return context_mask(anchors, inputs.documents_T)
         if self.attention in ("eager", "sdpa"):
             return dense_mask(anchors, inputs.documents_T, block_size=block_size)
         row_T = torch.arange(inputs.tokens_T.numel(), device=inputs.tokens_T.device)
@@ -176,7 +186,7 @@ class BlockLoss:
         *,
         ids_Q: Tensor,
         positions_Q: Tensor,
-        mask: Tensor | BlockMask,
+        mask: Mask,
     ) -> Tensor:
         embeds_QD = F.embedding(ids_Q, self.embedding_VD).to(features_TC.dtype)
         out_bQD: Tensor = self.drafter(

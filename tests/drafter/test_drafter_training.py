@@ -112,13 +112,14 @@ def test_the_whole_step_is_the_paper_written_as_loops() -> None:
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_eager_and_sdpa_give_the_same_gradients(*, checkpoint: bool) -> None:
+@pytest.mark.parametrize("attention", ["sdpa", "split"])
+def test_dense_forms_give_the_same_gradients(attention: Attention, *, checkpoint: bool) -> None:
     drafter, inputs = tiny_drafter(), batch()
     eager = gradients(block_loss(drafter, attention="eager"), inputs)
-    sdpa = gradients(block_loss(drafter, checkpoint=checkpoint), inputs)
+    found = gradients(block_loss(drafter, attention=attention, checkpoint=checkpoint), inputs)
     assert len(eager) == len(list(drafter.parameters()))
     for name, expected in eager.items():
-        assert (sdpa[name] - expected).norm() < 1e-4 * expected.norm(), name
+        assert (found[name] - expected).norm() < 1e-4 * expected.norm(), name
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

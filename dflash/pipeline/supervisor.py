@@ -44,11 +44,12 @@ def supervise(
         for worker in workers
     ]
     decisive = [t for t, w in zip(threads, workers, strict=True) if w.decisive]
-    life.beat()
-    for thread in threads:
-        thread.start()
     try:
         with Watch(life, limit_s=watchdog_s, stacks_file=stacks_file) as watch:
+            life.beat()
+            watch.look()  # arms it before a thread can take the interpreter for itself
+            for thread in threads:
+                thread.start()
             while not life.halted and any(thread.is_alive() for thread in decisive):
                 watch.look()
                 _first_alive(decisive).join(TICK_S)
@@ -77,7 +78,7 @@ def _first_alive(threads: Sequence[threading.Thread]) -> threading.Thread:
 def _end(threads: Sequence[threading.Thread], *, within_s: float) -> bool:
     """Wait for *threads*, all of them together at most *within_s*; True where one still runs."""
     deadline = time.monotonic() + within_s
-    for thread in threads:
+    for thread in filter(threading.Thread.is_alive, threads):
         thread.join(max(0.0, deadline - time.monotonic()))
     return any(thread.is_alive() for thread in threads)
 

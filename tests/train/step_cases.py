@@ -1,0 +1,42 @@
+"""Training steps over small random batches, one replica or several, all on the CPU."""
+
+from drafter_cases import TINY, step_inputs, target_tables, tiny_drafter
+
+from dflash.drafter.objective import ObjectiveSettings
+from dflash.drafter.training import BlockLoss, StepInputs
+from dflash.train.step import AdamSettings, TrainStep
+
+SETTINGS = AdamSettings(betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, clip_norm=0.5)
+GAMMA = 4.0
+
+
+def batch(seed: int) -> StepInputs:
+    """Two documents in 48 positions, a few of them not supervised; other seeds, other batches."""
+    lengths = [20 + seed % 5, 17]
+    return step_inputs(lengths, token_budget=48, supervised_share=0.9, seed=seed)
+
+
+def make_step(
+    batches: list[StepInputs],
+    *,
+    settings: AdamSettings = SETTINGS,
+    checkpoint: bool = False,
+    kind: str = "decay",
+) -> TrainStep:
+    """A step over *batches*, one a slot; equal weights each time."""
+    embedding_VD, lm_head_VD = target_tables(TINY)
+    loss = BlockLoss(
+        tiny_drafter(),
+        embedding_VD=embedding_VD,
+        lm_head_VD=lm_head_VD,
+        settings=ObjectiveSettings(
+            kind="dpace" if kind == "dpace" else "decay",
+            gamma=GAMMA if kind == "decay" else None,
+            chunk_blocks=3,
+        ),
+        num_anchors=8,
+        seed=5,
+        attention="sdpa",
+        checkpoint=checkpoint,
+    )
+    return TrainStep(loss, batches, settings)

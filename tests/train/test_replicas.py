@@ -1,0 +1,185 @@
+"""Several drafters train one model: the sum of their gradients moves all of them alike."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from step_cases import batch, make_step
+from tiny_runs import tiny_config
+
+from dflash.execution import Runner
+from dflash.pipeline.assembly import Pipeline, Watchdog
+from dflash.pipeline.feed import Feed
+from dflash.pipeline.lifeline import Halted, Lifeline
+from dflash.pipeline.slots import BatchFacts
+from dflash.pipeline.workers import Span
+from dflash.target.shape import default_shape
+from dflash.train.build import (
+    assembler,
+    load_targets,
+    make_steps,
+    read_data,
+    settle_devices,
+)
+from dflash.train.loop import Drafting, train_loop
+from dflash.train.replicas import GradientSum, Rendezvous
+from dflash.train.schedule import Cosine
+from dflash.train.step import TrainStep
+from dflash.train.totals import averages
+
+CPU = torch.device("cpu")
+SCHEDULE = Cosine(peak=1e-2, floor=0.0, warmup_steps=1, num_steps=8)
+
+
+def in_threads(count: int, body: Callable[[int], None]) -> None:
+    """Run *body* of every replica in a thread of its own; what one raises is raised here."""
+    errors: list[BaseException] = []
+
+    def guarded(replica: int) -> None:
+        try:
+            body(replica)
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(n,), daemon=True) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("parties", [1, 2, 5])
+def test_nobody_leaves_a_meeting_before_all_have_come(parties: int) -> None:
+    meeting, life = Rendezvous(parties), Lifeline()
+    arrived: list[int] = []
+
+    def body(_replica: int) -> None:
+        for number in range(50):
+            arrived.append(number)
+            meeting.meet(life)
+            assert arrived.count(number) == parties
+
+    in_threads(parties, body)
+
+
+def test_a_meeting_that_lacks_somebody_ends_when_the_run_does() -> None:
+    meeting, life = Rendezvous(2), Lifeline()
+    threading.Timer(0.05, life.halt).start()
+    with pytest.raises(Halted):
+        meeting.meet(life)
+
+
+def facts(number: int) -> BatchFacts:
+    return BatchFacts(
+        number=number, num_real_tokens=7, num_supervised_tokens=5, num_documents=1, rows=(number,)
+    )
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_every_replica_holds_the_very_same_sum_and_learns_of_every_batch(num_replicas: int) -> None:
+    steps = [make_step([batch(seed)]) for seed in range(num_replicas)]
+    for step in steps:
+        step.parts["metric"](0)
+    alone = [
+        [*[p.grad.double() for p in step.parameters], step.totals.step_sums.clone()]
+        for step in steps
+    ]
+    summing = GradientSum(steps)
+    heard: dict[int, list[int]] = {}
+
+    def body(replica: int) -> None:
+        batches = summing(replica, [facts(replica), facts(replica + num_replicas)], Lifeline())
+        heard[replica] = [one.number for one in batches]
+
+    in_threads(num_replicas, body)
+    for position, parts in enumerate(zip(*alone, strict=True)):
+        sums = [
+            [*[p.grad for p in step.parameters], step.totals.step_sums][position] for step in steps
+        ]
+        assert all(torch.equal(one, sums[0]) for one in sums)
+        expected = torch.stack(parts).sum(0)
+        torch.testing.assert_close(sums[0].double(), expected, rtol=1e-6, atol=1e-5)
+    assert heard == {n: list(range(2 * num_replicas)) for n in range(num_replicas)}
+
+
+def test_one_drafter_has_nobody_to_sum_with() -> None:
+    step = make_step([batch(0)])
+    step.parts["normal"](0)
+    before = [p.grad.clone() for p in step.parameters]
+    assert GradientSum([step])(0, [facts(4)], Lifeline()) == [facts(4)]
+    assert all(torch.equal(p.grad, g) for p, g in zip(step.parameters, before, strict=True))
+
+
+def trained(place: Path, data: Path, sizes: tuple[int, int]) -> list[TrainStep]:
+    """Four steps of six batches through the real pipeline; return the replicas' steps.
+
+    *sizes* are targets and drafters, all on the CPU; the configuration refuses to name one device
+    twice, so the lists are made here. After every step the replicas are compared.
+    """
+    accumulate_steps = 6 // sizes[1]
+    config = tiny_config(place)
+    settled = settle_devices(config)
+    targets = load_targets(config, settled) * sizes[0]
+    devices = replace(settled, targets=("cpu",) * sizes[0], drafters=("cpu",) * sizes[1])
+    pipeline = Pipeline(targets, [CPU] * sizes[1], token_budget=128, features_dtype=torch.float32)
+    shape = default_shape(targets[0], config.drafter)
+    steps = make_steps(config, devices, shape, targets=targets, pipeline=pipeline)
+    summing, meeting = GradientSum(steps), Rendezvous(sizes[1])
+
+    def drafter(replica: int) -> Callable[[Feed], None]:
+        drafting = Drafting(
+            replica=replica,
+            step=steps[replica],
+            runner=Runner(steps[replica], "eager"),
+            gradient_sum=summing,
+            schedule=SCHEDULE,
+            wants_metrics=lambda _: True,
+            boundary=None,
+            stream=None,
+        )
+
+        def body(feed: Feed) -> None:
+            for n in range(4):
+                span = {"first_step": n, "end_step": n + 1}
+                train_loop(drafting, **span, accumulate_steps=accumulate_steps)(feed)
+                meeting.meet(feed.life)
+                assert_equal(steps[0], steps[replica])
+                meeting.meet(feed.life)
+
+        return body
+
+    pipeline.run(
+        [drafter(replica) for replica in range(sizes[1])],
+        assembler(read_data(config, targets[0], data), pinned=False),
+        Span(0, 24),
+        life=Lifeline(),
+        watchdog=Watchdog(60.0, None),
+    )
+    return steps
+
+
+def assert_equal(one: TrainStep, other: TrainStep) -> None:
+    mine, theirs = {**one.named, **one.moments()}, {**other.named, **other.moments()}
+    assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
+    assert torch.equal(one.totals.sums, other.totals.sums)
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 3)], ids=str)
+def test_replicas_stay_bit_equal_and_train_what_one_drafter_would(
+    place: Path, tmp_path: Path, sizes: tuple[int, int]
+) -> None:
+    """N drafters with 6 / N batches a step each, against one drafter with all six."""
+    (alone,) = trained(place, tmp_path, (1, 1))
+    first = trained(place, tmp_path, sizes)[0]
+    for name, weight in alone.named.items():
+        # the same float32 gradients added in another order; Adam shows it where they are tiny
+        torch.testing.assert_close(first.named[name], weight, rtol=0, atol=1e-4)
+    one, many = averages(alone.totals.sums), averages(first.totals.sums)
+    assert many.loss == pytest.approx(one.loss, rel=1e-5)
+    assert many.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)

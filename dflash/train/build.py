@@ -280,7 +280,7 @@ def contract_of(
 
 def _attention(device: torch.device, devices: Devices) -> Attention:
     if device.type == "cpu":
-        return "sdpa"
+        return "split"
     return "flex" if devices.mode.mode == "compiled" else "flex_compiled"
 
 

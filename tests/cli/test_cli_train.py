@@ -1,0 +1,326 @@
+"""``dflash train`` from the outside: output, exit codes, signals, kills and hangs."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import (
+    assert_same_tensors,
+    checkpoint,
+    events_of,
+    run,
+    steps_of,
+    tiny_config,
+)
+
+from dflash.cli.__main__ import main
+from dflash.config import to_toml
+
+ROOT = Path(__file__).parents[2]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a command leaves behind, it leaves in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def toml(place: Path, tmp_path: Path) -> Path:
+    return write_toml(tmp_path / "tiny.toml", place)
+
+
+def write_toml(path: Path, place: Path, **changes: dict[str, Any]) -> Path:
+    path.write_text(to_toml(tiny_config(place, **changes)))
+    return path
+
+
+def test_a_run_ends_with_what_to_do_next(toml: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert main(["train", str(toml), "--run-dir", "here", "optim.max_steps=8"]) == 0
+    shown = capsys.readouterr()
+    assert "step 8 of 8; checkpoint here/checkpoints/step-00000008" in shown.out
+    assert "next: dflash eval here, dflash export here OUT" in shown.out
+    assert re.search(r"^step 4/8 \| loss \d", shown.err, re.MULTILINE)
+    assert re.search(r"^step 4/8 .* left \d", shown.err, re.MULTILINE)
+    assert len(steps_of(tmp_path / "here")) == 2
+    assert main(["train", str(toml), "--run-dir", "here", "optim.max_steps=8"]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_the_run_folder_is_named_after_the_configuration(toml: Path, tmp_path: Path) -> None:
+    assert main(["train", str(toml), "--max-steps", "1", "--progress", "none"]) == 0
+    assert (tmp_path / "runs" / "tiny" / "records.jsonl").is_file()
+
+
+def test_a_run_of_epochs_shows_the_time_that_is_left(place: Path, capsys: Capture) -> None:
+    toml = write_toml(Path("epochs.toml"), place, optim={"max_steps": None, "epochs": 1})
+    assert main(["train", str(toml)]) == 0
+    assert re.search(r"^step 4/\d+ \| .* left \d", capsys.readouterr().err, re.MULTILINE)
+
+
+@pytest.mark.parametrize("kind", ["plain", "none"])
+def test_json_is_all_there_is_on_stdout(toml: Path, capsys: Capture, kind: str) -> None:
+    arguments = ["train", str(toml), "--run-dir", "here", "--max-steps", "5", "--progress", kind]
+    assert main([*arguments, "--json"]) == 0
+    shown = capsys.readouterr()
+    summary = json.loads(shown.out)
+    assert (summary["step"], summary["num_steps"], summary["signal"]) == (5, 40, None)
+    assert summary["checkpoint"] == "here/checkpoints/step-00000005"
+    assert summary["waits"]["elapsed_s"] > 0
+    assert summary["advice"]
+    assert ("step 4" in shown.err) == (kind == "plain")
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(
+    toml: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["train", str(toml), "--dry-run", "--run-dir", "here"]) == 0
+    shown = capsys.readouterr().out
+    for text in (
+        "one step: loss",
+        "40 steps over",
+        "predicted peak",
+        "measured peak",
+        "mode eager",
+    ):
+        assert text in shown
+    assert main(["train", str(toml), "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["num_steps"] == 40
+    assert plan["plans"][0]["device"] == "cpu"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_tensorboard_gets_every_figure_when_it_is_asked_for(place: Path, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    sinks = ("jsonl", "tensorboard")
+    toml = write_toml(tmp_path / "tb.toml", place, log={"sinks": sinks}, optim={"max_steps": 20})
+    assert main(["train", str(toml), "--run-dir", "here", "--max-steps", "10"]) == 0
+    assert main(["train", str(toml), "--run-dir", "here"]) == 0
+    written = accumulator.EventAccumulator(str(tmp_path / "here" / "tensorboard"))
+    written.Reload()
+    losses = {event.step: event.value for event in written.Scalars("step/loss")}
+    expected = {r["step"]: r["loss"] for r in steps_of(tmp_path / "here")}
+    assert losses == pytest.approx(expected)
+    assert sorted(losses) == [4, 8, 12, 16, 20]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["optim.lr=-1", "drafter.block_sise=4"], 2, "did you mean"),
+        (['target.devices=["cuda:99"]'], 2, "there is no device cuda:99"),
+        (["--progress", "loud"], 2, "--progress loud: must be one of"),
+        (["target.model=/nowhere/at/all"], 3, "/nowhere/at/all"),
+        (['data.train=["/nowhere/rows.jsonl"]'], 12, "/nowhere/rows.jsonl"),
+        (["optim.lr=1e38"], 10, "the loss or the gradient norm is not finite"),
+        (["--resume", "/nowhere/run"], 13, "there is no checkpoint folder at /nowhere/run"),
+    ],
+    ids=str,
+)
+def test_an_error_is_one_sentence_with_its_exit_code(
+    toml: Path, capsys: Capture, *, arguments: list[str], code: int, says: str
+) -> None:
+    assert main(["train", str(toml), *arguments]) == code
+    shown = capsys.readouterr()
+    assert says in shown.err
+    assert shown.err.count("error: ") == 1
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
+
+
+def test_the_folder_of_another_configuration_is_refused(toml: Path, capsys: Capture) -> None:
+    assert main(["train", str(toml), "--run-dir", "here", "--max-steps", "1"]) == 0
+    capsys.readouterr()
+    assert main(["train", str(toml), "--run-dir", "here", "drafter.block_size=8"]) == 13
+    shown = capsys.readouterr().err
+    assert "contradicts this run: drafter.block_size = 4 there, 8 here" in shown
+    assert main(["train", str(toml), "--run-dir", "here", "--resume", "never"]) == 13
+    assert "would mix two runs" in capsys.readouterr().err
+
+
+def start(*arguments: str, code: str = "") -> "subprocess.Popen[str]":
+    """The command in a process of its own; *code* runs before it, to break something."""
+    program = f"{code}\nimport sys\nfrom dflash.cli.__main__ import main\nsys.exit(main())"
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(process: "subprocess.Popen[str]", text: str) -> None:
+    """Read what the process says until *text* comes."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if text in line:
+            return
+    raise AssertionError(f"the process ended without saying {text!r}")
+
+
+BREAK = """
+import ctypes
+import dflash.train.build as build
+real = build.assemble
+def broken(*arguments, **options):
+    if arguments[2] == 6:
+        {harm}
+    return real(*arguments, **options)
+build.assemble = broken
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_hundred_steps_are_some_a_signal_and_the_rest(
+    place: Path, tmp_path: Path, signum: int
+) -> None:
+    toml = write_toml(tmp_path / "hundred.toml", place, optim={"max_steps": 100})
+    command = ["train", str(toml), "--run-dir", "parts", "--progress", "plain"]
+    first = start(*command)
+    wait_for(first, "step 40/100")
+    first.send_signal(signum)
+    out, _ = first.communicate(timeout=60)
+    assert first.returncode == 75
+    assert "stopped by a signal; run the same command again to go on" in out
+    second = start(*command)
+    out, _ = second.communicate(timeout=60)
+    assert second.returncode == 0
+    assert "step 100 of 100" in out
+    run(tiny_config(place, optim={"max_steps": 100}), tmp_path / "whole")
+    assert_same_tensors(checkpoint(tmp_path / "parts", 100), checkpoint(tmp_path / "whole", 100))
+    assert steps_of(tmp_path / "parts") == steps_of(tmp_path / "whole")
+    (stopped,) = events_of(tmp_path / "parts", "stopped")
+    assert stopped.detail == {"signal": signum}
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_at_once(place: Path, tmp_path: Path) -> None:
+    """The loader hangs in a C call, so the step that the first one waits for never comes."""
+    toml = write_toml(tmp_path / "long.toml", place, optim={"max_steps": 10**6})
+    hang = BREAK.format(harm="ctypes.CDLL(None).sleep(60)")
+    process = start("train", str(toml), "--run-dir", "here", code=hang)
+    wait_for(process, "step 4/")
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.0)
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGINT
+    assert time.monotonic() - started < 5.0
+    assert "stopped at once by a second signal" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "harm", ["ctypes.CDLL(None).sleep(60)", "__import__('threading').Event().wait(60)"]
+)
+def test_a_hang_ends_the_process_with_the_stacks_written(
+    place: Path, tmp_path: Path, harm: str
+) -> None:
+    toml = write_toml(tmp_path / "hang.toml", place)
+    process = start(
+        "train", str(toml), "--run-dir", "here", "--watchdog", "1", code=BREAK.format(harm=harm)
+    )
+    wait_for(process, "step 4/")
+    started = time.monotonic()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 5
+    assert time.monotonic() - started < 10.0
+    assert "error: no thread of the pipeline made progress for 1 s" in err
+    stacks = (tmp_path / "here" / "stacks.txt").read_text()
+    for name in ("loader", "target-0", "drafter-0", "MainThread"):
+        assert f"is {name}\n" in stacks
+    assert "in broken" in stacks
+
+
+@pytest.mark.slow
+def test_a_worker_s_death_is_told_once(place: Path, tmp_path: Path) -> None:
+    toml = write_toml(tmp_path / "dies.toml", place)
+    process = start("train", str(toml), "--run-dir", "here", code=BREAK.format(harm="1 / 0"))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 14
+    assert "error: worker loader died of ZeroDivisionError: division by zero" in err
+    assert err.count("Traceback (most recent call last)") == 1
+    assert "hint: the run can go on from its last checkpoint" in err
+
+
+KILLS = """
+import os, random, signal, sys, time
+from pathlib import Path
+from dflash.cli.__main__ import main
+from dflash.train.stored import CHECKPOINTS, check_files, complete_checkpoints, read_manifest
+
+# Children that are forked from a process that has loaded everything once start in milliseconds.
+main([*sys.argv[1:3], "--dry-run"])
+command, run_dir = sys.argv[1:], Path("killed")
+random.seed(4)
+kills, steps = 0, [0]
+while kills < 20:
+    child = os.fork()
+    if child == 0:
+        os._exit(main(command))
+    time.sleep(random.uniform(0.05, 0.8))
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status):
+        sys.exit(f"the run ended by itself with {os.WEXITSTATUS(status)} after {kills} kills")
+    kills += 1
+    for folder in complete_checkpoints(run_dir):
+        manifest = read_manifest(folder)
+        check_files(folder, manifest, manifest.files)
+        steps.append(manifest.step)
+print(f"{len(set(steps))} different steps, up to {max(steps)}", file=sys.stderr)
+sys.exit(main(command))
+"""
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_change_nothing(place: Path, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"optim": {"max_steps": 600}, "checkpoint": {"every_steps": 2}}
+    toml = write_toml(tmp_path / "kills.toml", place, **changes)
+    command = ["train", str(toml), "--run-dir", "killed", "--progress", "none"]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLS, *command],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    different = re.search(r"(\d+) different steps", done.stderr)
+    assert different is not None
+    assert int(different[1]) > 20, "kills fell while it was training"
+    run(tiny_config(place, **changes), tmp_path / "whole")
+    assert_same_tensors(checkpoint(tmp_path / "killed", 600), checkpoint(tmp_path / "whole", 600))
+    assert steps_of(tmp_path / "killed") == steps_of(tmp_path / "whole")
+    assert not list((tmp_path / "killed" / "checkpoints").glob("*.partial"))
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_over_five_hundred_steps(place: Path, tmp_path: Path) -> None:
+    """Buffers are allocated once. The first hundred steps fill caches of torch and malloc; after
+    them 4 MiB are left for the fragmentation that records and checkpoints bring."""
+    config = tiny_config(place, optim={"max_steps": 600}, log={"every_steps": 50})
+    resident: dict[int, float] = {}
+
+    def show(record: Any) -> None:  # noqa: ANN401
+        if record.kind == "step":
+            resident[record.step] = record.rss_gib * 1024
+
+    run(config, tmp_path / "run", show=show)
+    assert resident[600] - resident[100] < 4.0

@@ -1,0 +1,143 @@
+"""A runner makes a program ready in the main thread, and then only calls it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import events_of, run, steps_of, tiny_config
+
+from dflash.execution import Region, Runner, choose_mode
+from dflash.records import EventRecord, StepRecord
+
+
+class Program:
+    """Counts its calls; its one region doubles a tensor."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.calls: list[tuple[str, int, bool]] = []
+        self.rehearsing = False
+        self.double: Callable[[torch.Tensor], torch.Tensor] = lambda x: x * 2
+        self.result = torch.zeros(())
+
+    @property
+    def parts(self) -> dict[str, Callable[[int], None]]:
+        return {"normal": lambda slot: self._part("normal", slot), "update": self._update}
+
+    def regions(self) -> list[Region]:
+        return [Region(self, "double")]
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        self.rehearsing = True
+        yield
+        self.rehearsing = False
+
+    def _part(self, name: str, slot: int) -> None:
+        self.calls.append((name, slot, self.rehearsing))
+        self.result = self.double(torch.tensor(float(slot) + 1))
+
+    def _update(self, slot: int) -> None:
+        self._part("update", slot)
+
+
+@pytest.fixture
+def compiled_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Compile without code generation; return the names of the threads that did."""
+    threads: list[str] = []
+    real = torch.compile
+
+    def recording(module: torch.fx.GraphModule, _inputs: object) -> Callable[..., Any]:
+        threads.append(threading.current_thread().name)
+        return module.forward
+
+    def compile_with(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:  # noqa: ANN401
+        return real(function, backend=recording, **options)
+
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", compile_with)
+    return threads
+
+
+def test_warming_up_runs_every_part_twice_inside_a_rehearsal() -> None:
+    program = Program()
+    runner = Runner(program, "eager")
+    assert program.calls == []
+    runner.warm_up()
+    assert program.calls == [("normal", 0, True), ("update", 0, True)] * 2
+    assert runner.warm_up_s > 0
+    runner("normal", 3)
+    assert program.calls[-1] == ("normal", 3, False)
+    assert float(program.result) == 8.0
+
+
+def test_an_eager_program_keeps_its_functions(compiled_in: list[str]) -> None:
+    program = Program()
+    before = program.double
+    Runner(program, "eager").warm_up()
+    assert program.double is before
+    assert compiled_in == []
+
+
+def test_a_compiled_program_has_its_regions_replaced(compiled_in: list[str]) -> None:
+    program = Program()
+    runner = Runner(program, "compiled")
+    assert compiled_in == [], "not before it is warmed up"
+    runner.warm_up()
+    assert compiled_in == ["MainThread"]
+    runner("normal", 2)
+    assert float(program.result) == 6.0
+    assert compiled_in == ["MainThread"]
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the mode be chosen though there may be no C++ compiler."""
+    monkeypatch.setattr("shutil.which", lambda name: name)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_run_compiles_in_the_main_thread_before_any_worker_starts(
+    place: Path, tmp_path: Path, compiled_in: list[str]
+) -> None:
+    workers: list[str] = []
+    compiled_at_step: set[int] = set()
+
+    def show(record: object) -> None:
+        if isinstance(record, StepRecord):
+            compiled_at_step.add(len(compiled_in))
+        elif isinstance(record, EventRecord) and record.name == "warm_up":
+            workers.extend(t.name for t in threading.enumerate() if t.name.startswith("drafter"))
+            assert len(compiled_in) >= 3, "prepare, layers and chunk"
+
+    config = tiny_config(place, execution={"mode": "compiled"}, optim={"max_steps": 8})
+    run(config, tmp_path / "compiled", show=show)
+    assert workers == []
+    assert set(compiled_in) == {"MainThread"}
+    assert compiled_at_step == {len(compiled_in)}, "nothing is compiled once steps run"
+    run(tiny_config(place, optim={"max_steps": 8}), tmp_path / "eager")
+    assert steps_of(tmp_path / "compiled") == steps_of(tmp_path / "eager")
+    (warm_up,) = events_of(tmp_path / "compiled", "warm_up")
+    assert warm_up.detail["mode"] == "compiled"
+
+
+@pytest.mark.slow
+def test_compiled_steps_give_the_losses_of_eager_ones(place: Path, tmp_path: Path) -> None:
+    """With real code generation; rounding differs where kernels are fused, and Adam carries it."""
+    try:
+        choose_mode("compiled", ["cpu"])
+    except Exception as error:  # noqa: BLE001
+        pytest.skip(str(error))
+    torch.compiler.reset()
+    for mode in ("eager", "compiled"):
+        config = tiny_config(place, execution={"mode": mode}, optim={"max_steps": 12})
+        run(config, tmp_path / mode)
+    eager, compiled = (steps_of(tmp_path / mode) for mode in ("eager", "compiled"))
+    assert [r["step"] for r in compiled] == [4, 8, 12]
+    for one, other in zip(eager, compiled, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-4)
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)

@@ -1,0 +1,217 @@
+"""What a run leaves in its folder, what it refuses, and what it shows on the way."""
+
+import errno
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import events_of, run, steps_of, tiny_config, write_target, write_texts
+
+from dflash.config import load, to_toml
+from dflash.errors import ConfigError, DataError, UsageError
+from dflash.records import EvalRecord, EventRecord, RecordWriter, StepRecord, read_records
+from dflash.train.build import build
+from dflash.train.plan import rehearse
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A place with held-out text and a run of 12 steps that measured itself."""
+    place = tmp_path_factory.mktemp("evaluated")
+    write_target(place / "target")
+    write_texts(place / "texts")
+    (place / "heldout.txt").write_text("line 1 of file 99: 7\nline 2 of file 99: 14\n")
+    config = tiny_config(
+        place,
+        data={"heldout": (str(place / "heldout.txt"),)},
+        optim={"max_steps": 12},
+        eval={"every_steps": 6, "num_prompts": 1},
+    )
+    outcome = run(config, place / "run")
+    assert outcome.tau_before is not None
+    assert outcome.tau is not None
+    return place
+
+
+def test_the_configuration_loads_back_equal(evaluated: Path) -> None:
+    written = load(evaluated / "run" / "config.toml").config
+    assert to_toml(written) == (evaluated / "run" / "config.toml").read_text()
+    assert written.data.heldout == (str(evaluated / "heldout.txt"),)
+    newest = evaluated / "run" / "checkpoints" / "step-00000012"
+    assert load(newest / "config.toml").config == written, "it lies beside every checkpoint too"
+
+
+def test_the_environment_says_what_ran_where(evaluated: Path) -> None:
+    facts = json.loads((evaluated / "run" / "environment.json").read_text())
+    assert torch.__version__ in json.dumps(facts)
+    assert facts["run"]["mode"] == "eager"
+    assert "CPU" in facts["run"]["mode_why"]
+    assert facts["run"]["target_devices"] == facts["run"]["drafter_devices"] == ["cpu"]
+    assert facts["run"]["compute_dtype"] == "torch.float32"
+    assert facts["run"]["num_steps"] == 12
+
+
+def test_records_are_typed_and_in_order(evaluated: Path) -> None:
+    records = list(read_records(evaluated / "run" / "records.jsonl"))
+    assert [r.step for r in records if isinstance(r, StepRecord)] == [4, 8, 12]
+    assert [r.step for r in records if isinstance(r, EvalRecord)] == [0, 6, 12]
+    assert [r.step for r in records] == sorted(r.step for r in records)
+    names = [r.name for r in records if isinstance(r, EventRecord)]
+    assert names[0] == "warm_up"
+    assert names[-1] == "waits"
+    assert names.count("checkpoint") >= 1
+    for record in records:
+        if isinstance(record, StepRecord):
+            assert math.isfinite(record.loss)
+            assert record.accepted_tokens_per_block is not None
+            assert 1.0 <= record.accepted_tokens_per_block <= 4.0
+            assert 0.0 <= record.padding_share < 1.0
+            assert record.tokens_per_s > 0
+
+
+def test_the_waits_come_with_a_sentence(evaluated: Path) -> None:
+    (waits,) = events_of(evaluated / "run", "waits")
+    assert waits.detail["elapsed_s"] > 0
+    assert {"target_for_slot_s", "drafter_for_features_s", "target_for_data_s"} < set(waits.detail)
+    assert "cpu" in waits.detail["advice"] or "balanced" in waits.detail["advice"]
+
+
+def test_only_a_checkpoint_that_was_measured_claims_a_tau(evaluated: Path, tmp_path: Path) -> None:
+    del evaluated
+    place = tmp_path / "place"
+    write_target(place / "target")
+    write_texts(place / "texts")
+    (place / "heldout.txt").write_text("line 1 of file 99: 7\nline 2 of file 99: 14\n")
+    config = tiny_config(
+        place,
+        data={"heldout": (str(place / "heldout.txt"),)},
+        optim={"max_steps": 12},
+        eval={"every_steps": 6, "num_prompts": 1},
+        checkpoint={"every_steps": 4, "keep_last": 9},
+    )
+    run(config, tmp_path / "run")
+    taus = {
+        folder.name: json.loads((folder / "manifest.json").read_text())["metrics"]["tau"]
+        for folder in (tmp_path / "run" / "checkpoints").glob("step-*")
+    }
+    measured = {f"step-{step:08d}" for step in (6, 12)}
+    assert {name for name, tau in taus.items() if tau is not None} == measured & taus.keys()
+    assert "step-00000012" in taus
+
+
+def test_whoever_shows_learns_the_length_first(place: Path, tmp_path: Path) -> None:
+    heard: list[object] = []
+    options: dict[str, Any] = {
+        "begin": lambda first, last: heard.append((first, last)),
+        "show": lambda record: heard.append(record.kind),
+    }
+    config = tiny_config(place, optim={"max_steps": 8})
+    run(config, tmp_path, max_steps=5, **options)
+    assert heard[0] == (0, 5)
+    heard.clear()
+    run(config, tmp_path, **options)
+    assert heard[0] == (5, 8)
+
+
+def test_epochs_settle_the_number_of_steps(place: Path, tmp_path: Path) -> None:
+    config = tiny_config(place, optim={"max_steps": None, "epochs": 2, "accumulate_steps": 3})
+    outcome = run(config, tmp_path)
+    packing = build(config, tmp_path / "data").data.packing
+    num_batches = packing.batches_per_epoch(0) + packing.batches_per_epoch(1)
+    assert outcome.num_steps == outcome.step == num_batches // 3
+    assert steps_of(tmp_path)[-1]["epoch"] <= 2.0
+
+
+def test_epochs_that_hold_less_than_a_step_are_refused(place: Path, tmp_path: Path) -> None:
+    config = tiny_config(place, optim={"max_steps": None, "epochs": 1, "accumulate_steps": 999})
+    with pytest.raises(DataError, match=r"1 epochs hold \d+ packed batches, but one step"):
+        run(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"objective": {"kind": "dpace"}},
+        {"execution": {"activation_checkpointing": True}},
+        {"optim": {"accumulate_steps": 3}},
+    ],
+    ids=str,
+)
+def test_every_way_to_train_learns_the_text(
+    place: Path, tmp_path: Path, changes: dict[str, dict[str, Any]]
+) -> None:
+    run(tiny_config(place, **changes), tmp_path)
+    losses = [record["loss"] for record in steps_of(tmp_path)]
+    assert losses[-1] < 0.95 * losses[0]
+
+
+def test_recomputing_activations_changes_nothing_that_is_logged(
+    place: Path, tmp_path: Path
+) -> None:
+    config = tiny_config(place, optim={"max_steps": 8})
+    recomputed = tiny_config(
+        place, optim={"max_steps": 8}, execution={"activation_checkpointing": True}
+    )
+    run(config, tmp_path / "plain")
+    run(recomputed, tmp_path / "recomputed")
+    assert steps_of(tmp_path / "plain") == steps_of(tmp_path / "recomputed")
+
+
+def test_every_device_that_does_not_exist_is_named(place: Path, tmp_path: Path) -> None:
+    config = tiny_config(
+        place, target={"devices": ("cuda:77",)}, drafter={"devices": ("cuda:78", "cuda:79")}
+    )
+    with pytest.raises(ConfigError) as caught:
+        run(config, tmp_path)
+    for device in ("target.devices: there is no device cuda:77", "cuda:78", "cuda:79"):
+        assert device in caught.value.what
+    assert caught.value.exit_code == 2
+
+
+def test_drafters_on_both_kinds_of_device_are_refused(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config = tiny_config(place, drafter={"devices": ("cpu", "cuda:0")})
+    with pytest.raises(ConfigError, match="all be on CUDA devices or all on"):
+        run(config, tmp_path)
+
+
+def test_a_run_folder_that_is_a_file_is_refused(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UsageError, match="cannot be written: File exists"):
+        run(tiny_config(place), tmp_path / "file")
+
+
+def test_a_disk_that_is_full_for_records_is_told_in_a_sentence(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = RecordWriter.write
+
+    def until_full(self: RecordWriter, record: Any) -> None:  # noqa: ANN401
+        if record.step >= 8:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        inner(self, record)
+
+    monkeypatch.setattr(RecordWriter, "write", until_full)
+    with pytest.raises(UsageError, match=r"run folder .* cannot be written: No space left"):
+        run(tiny_config(place), tmp_path)
+
+
+def test_a_rehearsal_writes_nothing_and_measures_a_step(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(place.rglob("*"))
+    seen = rehearse(tiny_config(place))
+    assert math.isfinite(seen.loss)
+    assert 2.0 < seen.loss < 20.0
+    assert (seen.num_steps, seen.mode) == (40, "eager")
+    assert [plan.device for plan in seen.plans] == ["cpu"]
+    assert seen.plans[0].predicted_bytes > 0
+    assert sorted(place.rglob("*")) == before
+    assert list(tmp_path.iterdir()) == []

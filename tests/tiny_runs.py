@@ -16,6 +16,7 @@ from dflash.config.sections import (
     LogConfig,
     ObjectiveConfig,
     OptimConfig,
+    PrecisionConfig,
 )
 from dflash.records import EventRecord, StepRecord, read_records
 from dflash.train.run import Outcome, TrainOptions, train
@@ -31,6 +32,7 @@ SECTIONS: dict[str, Any] = {
     "objective": ObjectiveConfig,
     "optim": OptimConfig,
     "execution": ExecutionConfig,
+    "precision": PrecisionConfig,
     "eval": EvalConfig,
     "checkpoint": CheckpointConfig,
     "log": LogConfig,

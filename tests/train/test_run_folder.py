@@ -5,14 +5,14 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
 from tiny_runs import events_of, run, steps_of, tiny_config, write_target, write_texts
 
 from dflash.config import load, to_toml
-from dflash.errors import ConfigError, DataError, UsageError
+from dflash.errors import ConfigError, DataError, DeviceMemoryError, UsageError
 from dflash.records import EvalRecord, EventRecord, RecordWriter, StepRecord, read_records
 from dflash.train.build import build
 from dflash.train.plan import rehearse
@@ -179,6 +179,18 @@ def test_drafters_on_both_kinds_of_device_are_refused(
     config = tiny_config(place, drafter={"devices": ("cpu", "cuda:0")})
     with pytest.raises(ConfigError, match="all be on CUDA devices or all on"):
         run(config, tmp_path)
+
+
+def test_running_out_of_memory_before_the_threads_start_is_told_alike(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(*_arguments: object, **_options: object) -> NoReturn:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
+
+    monkeypatch.setattr("dflash.train.build.make_steps", out_of_memory)
+    with pytest.raises(DeviceMemoryError, match="the main thread ran out of device memory") as told:
+        run(tiny_config(place), tmp_path)
+    assert told.value.exit_code == 11
 
 
 def test_a_run_folder_that_is_a_file_is_refused(place: Path, tmp_path: Path) -> None:

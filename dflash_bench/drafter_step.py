@@ -53,7 +53,7 @@ def make_step(shape: BenchShape, *, device: torch.device, mode: Mode, seed: int 
         settings=ObjectiveSettings(kind="decay", gamma=7.0),
         num_anchors=shape.num_anchors,
         seed=seed,
-        attention="sdpa" if device.type == "cpu" else attention,
+        attention="split" if device.type == "cpu" else attention,
     )
     inputs = random_inputs(shape, device=device, dtype=dtype, generator=random)
     settings = AdamSettings(betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip_norm=1.0)

@@ -92,21 +92,20 @@ def _sdpa(q_bHQd: Tensor, k_bGSd: Tensor, v_bGSd: Tensor, *, mask: Tensor | None
 def _split(q_bHQd: Tensor, k_bGSd: Tensor, v_bGSd: Tensor, *, mask: SplitMask) -> Tensor:
     """One softmax over T context keys and the B keys of the slot's own block, not all Q of them."""
     num_context, size = mask.context_NT.shape[-1], mask.block_size
-    k_bHSd, v_bHSd = _repeat(k_bGSd, q_bHQd), _repeat(v_bGSd, q_bHQd)
+    parts = [num_context, k_bGSd.shape[2] - num_context]
+    k_bHTd, k_bHQd = _repeat(k_bGSd, q_bHQd).split(parts, dim=2)
+    v_bHTd, v_bHQd = _repeat(v_bGSd, q_bHQd).split(parts, dim=2)
     q_bHQd = q_bHQd * q_bHQd.shape[-1] ** -0.5
-    context_bHQT = torch.matmul(q_bHQd, k_bHSd[:, :, :num_context].transpose(2, 3))
     hidden_QT = ~mask.context_NT.repeat_interleave(size, dim=0)
-    context_bHQT = context_bHQT.masked_fill(hidden_QT, float("-inf"))
-    q_bHNBd, k_bHNBd, v_bHNBd = (
-        rows.unflatten(2, (-1, size))
-        for rows in (q_bHQd, k_bHSd[:, :, num_context:], v_bHSd[:, :, num_context:])
-    )
-    own_bHQB = torch.matmul(q_bHNBd, k_bHNBd.transpose(3, 4)).flatten(2, 3)
+    context_bHQT = (q_bHQd @ k_bHTd.transpose(2, 3)).masked_fill(hidden_QT, float("-inf"))
+    q_bHNBd, k_bHNBd, v_bHNBd = (x.unflatten(2, (-1, size)) for x in (q_bHQd, k_bHQd, v_bHQd))
+    own_bHQB = (q_bHNBd @ k_bHNBd.transpose(3, 4)).flatten(2, 3)
     scores = torch.cat([context_bHQT, own_bHQB], dim=-1)
     weight = F.softmax(scores, dim=-1, dtype=torch.float32).to(q_bHQd.dtype)
-    from_context_bHQd = torch.matmul(weight[..., :num_context], v_bHSd[:, :, :num_context])
-    weight_bHNBB = weight[..., num_context:].unflatten(2, (-1, size))
-    return from_context_bHQd + torch.matmul(weight_bHNBB, v_bHNBd).flatten(2, 3)
+    of_context_bHQT, of_own_bHQB = weight.split([num_context, size], dim=-1)
+    own_bHQd = (of_own_bHQB.unflatten(2, (-1, size)) @ v_bHNBd).flatten(2, 3)
+    out_bHQd: Tensor = of_context_bHQT @ v_bHTd + own_bHQd
+    return out_bHQd
 
 
 def _repeat(kv_bGSd: Tensor, q_bHQd: Tensor) -> Tensor:

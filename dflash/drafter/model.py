@@ -20,7 +20,8 @@ from dflash.drafter.shape import DrafterShape
 __all__ = ["ContextCache", "Drafter"]
 
 Rope = tuple[Tensor, Tensor]  # cos and sin, [b, positions, d], in the activations' dtype
-INIT_STD = 0.02  # transformers' initializer_range of Qwen3, used by every published drafter
+INIT_STD = 0.02  # transformers' initializer_range of Qwen3, used by every published drafter...
+INIT_WIDTH = 4096  # ...at this width or more; see Drafter.initialise
 
 
 class Projection(nn.Module):
@@ -148,14 +149,21 @@ class Drafter(nn.Module):
         self.register_buffer("inv_freq_bits", inv_freq.view(torch.int32), persistent=False)
 
     def initialise(self, seed: int) -> None:
-        """Draw every matrix from N(0, 0.02), norms 1, biases 0; the same on every device."""
+        """Draw every matrix from N(0, std), norms 1, biases 0; the same on every device.
+
+        std is 0.02 for a hidden size of 4096 or more and grows as its inverse root below that, so
+        that a narrow drafter's layers pass on as much as a wide one's. At a fixed 0.02 a drafter
+        of width 192 needed twice the steps to look beyond the commonest token
+        (docs/measurements/quickstart.md).
+        """
+        std = INIT_STD * max(1.0, INIT_WIDTH / self.shape.hidden_size) ** 0.5
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 if parameter.ndim == 1:
                     parameter.fill_(0.0 if name.endswith("bias") else 1.0)
                 else:
-                    drawn = torch.empty(parameter.shape).normal_(std=INIT_STD, generator=generator)
+                    drawn = torch.empty(parameter.shape).normal_(std=std, generator=generator)
                     parameter.copy_(drawn)
 
     def forward(

@@ -1,6 +1,5 @@
 """One target's way of filling feature slots: host batch -> forward to the last tap -> slot."""
 
-import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -12,10 +11,6 @@ from dflash.drafter.training import StepInputs
 from dflash.pipeline.idle import StreamIdle
 from dflash.pipeline.slots import BatchFacts, FeatureSlot, HostSlot
 from dflash.target.model import Target
-
-CPU_TURN = threading.RLock()
-"""Held while a CPU computes for one side. Two threads that each start a full team of kernel
-threads on the same cores slow each other down; taking turns costs nothing and gains determinism."""
 
 
 @dataclass(slots=True)
@@ -62,19 +57,17 @@ class TargetLane:
             self._run_staged(host, batch, slot)
 
     def _run_on_cpu(self, batch: PackedBatch, slot: FeatureSlot) -> None:
-        with CPU_TURN:
-            if slot.inputs.features_TC.device.type == "cpu":
-                _write_inputs(slot.inputs, batch)
-                self._forward(slot.inputs, batch)
-                return
-            staged = _like(slot.inputs, self.device)
-            _write_inputs(staged, batch)
-            self._forward(staged, batch)
+        near = slot.inputs.features_TC.device == self.device
+        inputs = slot.inputs if near else _like(slot.inputs, self.device)
+        _write_inputs(inputs, batch)
+        self._forward(inputs, batch)
+        if near:
+            return
         assert slot.free is not None
         assert slot.ready is not None
         with torch.cuda.stream(slot.copy_stream):
             slot.free.wait()
-            _copy_inputs(slot.inputs, staged)
+            _copy_inputs(slot.inputs, inputs)
             slot.ready.record()
 
     def _run_in_place(self, host: HostSlot, batch: PackedBatch, slot: FeatureSlot) -> None:

@@ -33,9 +33,9 @@ class Waits:
         shared = sorted(set(targets) & set(drafters))
         if shared:
             return (
-                f"target and drafter take turns on {', '.join(shared)} (targets waited {slots:.0%}"
+                f"target and drafter share {', '.join(shared)} (targets waited {slots:.0%}"
                 f" of the time for a free slot, drafters {features:.0%} for features); a device"
-                " for each side would let them overlap"
+                " for each side would keep them out of each other's way"
             )
         if features > slots:
             return (

@@ -15,7 +15,7 @@ from dflash.train.checkpoint import Keeper, Progress, Snapshot
 from dflash.train.evaluation import EvalSettings, evaluate
 from dflash.train.logbook import Logbook
 from dflash.train.sentinel import Sentinel
-from dflash.train.step import TrainStep, computing_on
+from dflash.train.step import TrainStep
 from dflash.train.stored import TargetRef
 
 Emit = Callable[[StepRecord | EvalRecord | EventRecord], None]
@@ -35,14 +35,13 @@ class Judge:
         """Decode the prompts with the drafter as it is after step *number*."""
         if not self.prompts:
             return None
-        with computing_on(self.step.device):
-            result = evaluate(
-                self.target,
-                self.step.loss.drafter,
-                self.prompts,
-                settings=self.settings,
-                heartbeat=heartbeat,
-            )
+        result = evaluate(
+            self.target,
+            self.step.loss.drafter,
+            self.prompts,
+            settings=self.settings,
+            heartbeat=heartbeat,
+        )
         return result.record(step=number, settings=self.settings)
 
 

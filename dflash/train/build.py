@@ -42,6 +42,11 @@ class Devices:
     target_dtype: torch.dtype
     compute_dtype: torch.dtype
 
+    @property
+    def num_cpu_workers(self) -> int:
+        """Workers of both sides that compute on the CPU."""
+        return (*self.targets, *self.drafters).count("cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class Data:

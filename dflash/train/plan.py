@@ -16,9 +16,10 @@ import torch
 from dflash.config import RunConfig
 from dflash.drafter.shape import DrafterShape
 from dflash.execution import Runner
+from dflash.pipeline.cores import cores_shared_by
 from dflash.pipeline.slots import slot_bytes
 from dflash.target.model import Target
-from dflash.train.build import Built, build
+from dflash.train.build import Built, build, settle_devices
 from dflash.train.folder import DATA
 from dflash.train.logbook import resident_gib
 from dflash.train.step import TrainStep
@@ -63,7 +64,10 @@ def rehearse(config: RunConfig) -> Rehearsed:
         DflashError: whatever a real run would raise before its first step.
     """
     before_gib = resident_gib()
-    with tempfile.TemporaryDirectory(prefix="dflash-") as scratch:
+    with (
+        cores_shared_by(settle_devices(config).num_cpu_workers),
+        tempfile.TemporaryDirectory(prefix="dflash-") as scratch,
+    ):
         built = build(config, Path(scratch) / DATA)
         built.pipeline.prime(built.assemble, 0)
         runners = [Runner(step, built.devices.mode.mode) for step in built.steps]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dflash.pipeline.lifeline import TICK_S, Lifeline
 from dflash.pipeline.slots import BatchFacts
-from dflash.train.step import TrainStep, computing_on
+from dflash.train.step import TrainStep
 
 
 class Rendezvous:
@@ -61,7 +61,7 @@ class GradientSum:
         self._batches[replica] = batches
         self._meet(self._queued, replica, life)
         everyone = [facts for share in self._batches for facts in share]
-        with torch.no_grad(), computing_on(self._steps[replica].device):
+        with torch.no_grad():
             for tensors in self._share(replica):
                 _sum_in_place(tensors, replica)
         self._meet(self._summed, replica, life)

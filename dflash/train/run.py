@@ -10,6 +10,7 @@ import torch
 from dflash.config import RunConfig, to_toml
 from dflash.execution import Runner
 from dflash.pipeline.assembly import Watchdog
+from dflash.pipeline.cores import cores_shared_by
 from dflash.pipeline.lifeline import Lifeline
 from dflash.pipeline.signals import Signals, listening
 from dflash.pipeline.supervisor import memory_error
@@ -17,7 +18,7 @@ from dflash.pipeline.waiting import Waits
 from dflash.pipeline.workers import Span
 from dflash.records import EvalRecord, EventRecord, RecordWriter, StepRecord, truncate_after
 from dflash.train.boundary import Agenda, Boundary, Emit, Judge
-from dflash.train.build import Built, build
+from dflash.train.build import Built, build, settle_devices
 from dflash.train.checkpoint import Keeper
 from dflash.train.evaluation import EvalSettings
 from dflash.train.folder import (
@@ -78,7 +79,8 @@ def train(config: RunConfig, options: TrainOptions) -> Outcome:
     """
     with claimed(options.run_dir), listening(signals := Signals()):
         try:
-            return _Run(config, options, signals).go()
+            with cores_shared_by(settle_devices(config).num_cpu_workers):
+                return _Run(config, options, signals).go()
         except torch.OutOfMemoryError as error:
             raise memory_error("the main thread", error) from error
 

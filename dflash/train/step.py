@@ -5,7 +5,7 @@ the device and read by ``dflash.train.totals``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from dflash.drafter.training import COMPILED_PARTS, BlockLoss, StepInputs
 from dflash.execution import Region
-from dflash.pipeline.lane import CPU_TURN
 from dflash.train.totals import Totals
 
 
@@ -94,24 +93,22 @@ class TrainStep:
         self._backward(slot, with_metrics=True)
 
     def _backward(self, slot: int, *, with_metrics: bool) -> None:
-        with computing_on(self.device):
-            objective = self.loss(self.slots[slot], with_metrics=with_metrics)
-            objective.loss_sum.backward()
-            self.totals.add(objective)
+        objective = self.loss(self.slots[slot], with_metrics=with_metrics)
+        objective.loss_sum.backward()
+        self.totals.add(objective)
 
     @torch.no_grad()
     def _update(self, _slot: int) -> None:
-        with computing_on(self.device):
-            weight = self.weight_sum.float().clamp(min=torch.finfo(torch.float32).tiny)
-            gradients = [p.grad for p in self.parameters if p.grad is not None]
-            norm = torch.nn.utils.get_total_norm(gradients, foreach=True) / weight
-            finite = norm.isfinite() & self.loss_sum.isfinite()
-            torch.maximum(self.blocked, 1.0 - finite.float(), out=self.blocked)
-            clip = (self.settings.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-            self._divisor.copy_(weight / clip)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-            self.totals.end_step(norm)
+        weight = self.weight_sum.float().clamp(min=torch.finfo(torch.float32).tiny)
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients, foreach=True) / weight
+        finite = norm.isfinite() & self.loss_sum.isfinite()
+        torch.maximum(self.blocked, 1.0 - finite.float(), out=self.blocked)
+        clip = (self.settings.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        self._divisor.copy_(weight / clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.totals.end_step(norm)
 
     def _make_optimizer(self) -> torch.optim.AdamW:
         matrices = [p for p in self.parameters if p.ndim >= 2]  # noqa: PLR2004 - a matrix has 2 axes
@@ -155,8 +152,3 @@ class TrainStep:
             into.copy_(tensors[name])
         for parameter in self.parameters[1:]:
             self.optimizer.state[parameter]["step"].copy_(tensors["step"])
-
-
-def computing_on(device: torch.device) -> AbstractContextManager[object]:
-    """Take the CPU's turn while inside, where *device* is the CPU."""
-    return CPU_TURN if device.type == "cpu" else nullcontext()

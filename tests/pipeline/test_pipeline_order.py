@@ -167,7 +167,7 @@ def test_waits_are_counted_on_both_sides(target: Target, data: Data) -> None:
     )
     assert waits.elapsed_s >= 0.3
     assert waits.target_for_slot_s > waits.drafter_for_features_s
-    assert "take turns on cpu" in waits.suggestion(["cpu"], ["cpu"])
+    assert "share cpu" in waits.suggestion(["cpu"], ["cpu"])
 
 
 def test_an_error_of_the_loader_keeps_its_kind(target: Target) -> None:

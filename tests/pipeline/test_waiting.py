@@ -27,7 +27,7 @@ def test_the_number_of_devices_is_said() -> None:
 
 def test_sides_that_share_a_device_are_told_that_they_take_turns() -> None:
     text = Waits(100.0, 40.0, 3.0, 0.0).suggestion(["cuda:0", "cuda:1"], ["cuda:1"])
-    assert text.startswith("target and drafter take turns on cuda:1")
+    assert text.startswith("target and drafter share cuda:1")
 
 
 def test_a_run_without_time_has_no_advice() -> None:

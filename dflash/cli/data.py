@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dflash.cli.output import print_json, print_table, talk
-from dflash.errors import DataError, UsageError
+from dflash.errors import UsageError
 
 if TYPE_CHECKING:
     from dflash.data.preview import PreviewRow
@@ -176,13 +176,9 @@ def _load_target(source: str, device: str) -> Any:  # noqa: ANN401  # avoids imp
 
 
 def _load_tokenizer(source: str) -> Any:  # noqa: ANN401  # transformers is untyped
-    from transformers import AutoTokenizer
+    from dflash.target.loading import load_tokenizer, resolve_source
 
-    folder, where = _where(source)
-    try:
-        return AutoTokenizer.from_pretrained(folder, **where)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{source}: no tokenizer can be loaded ({error})") from error
+    return load_tokenizer(resolve_source(source))
 
 
 def _vocab_size(source: str, tokenizer: Any) -> int:  # noqa: ANN401  # transformers is untyped

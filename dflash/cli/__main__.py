@@ -14,7 +14,7 @@ BROKEN_PIPE_EXIT = 141  # 128 + SIGPIPE: whoever read the output left
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit code (table in design.md, section 5)."""
+    """Run the command line; returns its exit code (table in the README)."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _dispatch(argv)

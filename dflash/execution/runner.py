@@ -46,7 +46,7 @@ class Runner:
 
     Build it and call ``warm_up`` in the main thread before any worker exists: that is where the
     first compilation of the process must happen (several threads that compile first at once crash
-    or deadlock, see spec/failure_modes.md c6-c9). Afterwards one worker thread calls it.
+    or deadlock: pytorch#136833, #123177). Afterwards one worker thread calls it.
     """
 
     def __init__(self, program: Program, mode: Mode) -> None:

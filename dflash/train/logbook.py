@@ -188,5 +188,10 @@ def resident_gib() -> float:
     statm = Path("/proc/self/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * resource.getpagesize() / GIB
+    return peak_resident_gib()
+
+
+def peak_resident_gib() -> float:
+    """Highest resident memory that this process has had."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / GIB if sys.platform == "darwin" else peak * 1024 / GIB

@@ -21,7 +21,7 @@ from dflash.pipeline.slots import slot_bytes
 from dflash.target.model import Target
 from dflash.train.build import Built, build, settle_devices
 from dflash.train.folder import DATA
-from dflash.train.logbook import resident_gib
+from dflash.train.logbook import peak_resident_gib, resident_gib
 from dflash.train.step import TrainStep
 
 GIB = float(2**30)
@@ -111,7 +111,7 @@ def _one_step(steps: Sequence[TrainStep], runners: Sequence[Runner], lr: float) 
 
 def _peak(device: str, *, before_gib: float) -> int:
     if device == "cpu":
-        return int((resident_gib() - before_gib) * GIB)
+        return int((peak_resident_gib() - before_gib) * GIB)
     return torch.cuda.max_memory_allocated(device)
 
 
@@ -141,6 +141,10 @@ def memory_plan(built: Built) -> list[DevicePlan]:
                 if not any(_is_view_of(tensor, target) for target in built.targets)
             }.values()
         )
+        if step.loss.attention == "split":
+            own["dense attention"] = dense_attention_bytes(
+                built.shape, step.loss.num_anchors, len(features), checkpoint=step.loss.checkpoint
+            )
         items[device].update(own)
     return [DevicePlan(device=device, items=parts) for device, parts in sorted(items.items())]
 
@@ -186,6 +190,15 @@ def layer_activation_bytes(
     keys = shape.num_kv_heads * shape.head_dim
     per_block_row = 4 * hidden + 3 * queries + 3 * inner
     return size * (block_rows * per_block_row + (context_rows + block_rows) * 3 * keys)
+
+
+def dense_attention_bytes(
+    shape: DrafterShape, num_anchors: int, context_rows: int, *, checkpoint: bool
+) -> int:
+    """Bytes of fp32 attention weights: kept once a layer, and two gradients of them in flight."""
+    copies = (1 if checkpoint else shape.num_layers) + 2
+    keys = context_rows + shape.block_size
+    return copies * 4 * shape.num_heads * num_anchors * shape.block_size * keys
 
 
 def _target_items(target: Target, token_budget: int) -> dict[str, int]:

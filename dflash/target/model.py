@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dflash.errors import ConfigError
 from dflash.target.loading import Loaded, load_causal_lm, resolve_source
-from dflash.target.packable import check_packable, rope_parameters
+from dflash.target.packable import check_packable, rope_theta
 from dflash.target.packed import PACKED, attend_within, packed_attention
 from dflash.target.sharing import decoder_layers, register_attention, sharing_copy
 from dflash.target.taps import check_taps, default_taps
@@ -71,7 +71,7 @@ class Target:
         self.embedding_VD: Tensor = model.get_input_embeddings().weight
         self.lm_head_VD: Tensor = _lm_head(model, self.embedding_VD)
         self.vocab_size = len(self.embedding_VD)
-        self.rope_theta = float(rope_parameters(self.config)[0].get("rope_theta", 10000.0))
+        self.rope_theta = rope_theta(self.config)
         self.stop_ids = _stop_ids(model, self.tokenizer)
         self.fingerprint = _fingerprint(model, self.config)
         self.lock = threading.Lock()

@@ -31,6 +31,11 @@ def rope_parameters(config: Any) -> list[dict[str, Any]]:  # noqa: ANN401 (a tra
     return [{"rope_type": "default", **scaling, **({} if theta is None else {"rope_theta": theta})}]
 
 
+def rope_theta(config: Any) -> float:  # noqa: ANN401 (a transformers config)
+    """Return the base of the rotary positions; of full attention where the kinds differ."""
+    return float(rope_parameters(config)[0].get("rope_theta", 10000.0))
+
+
 def check_packable(model: Any) -> None:  # noqa: ANN401 (a transformers model)
     """Refuse a model whose packed features would differ from each document run alone.
 

@@ -1,9 +1,12 @@
 """The drafter's shape that fits a target, where the configuration leaves it open."""
 
+from typing import Any
+
 from dflash.config import DrafterConfig
 from dflash.drafter.shape import DrafterShape
 from dflash.errors import ConfigError
 from dflash.target.model import Target
+from dflash.target.packable import rope_theta
 
 MAX_LISTED = 8
 
@@ -14,24 +17,44 @@ def default_shape(target: Target, drafter: DrafterConfig) -> DrafterShape:
     Raises:
         ConfigError: the mask token is missing or ambiguous, or the shape contradicts itself.
     """
-    config = target.config
-    num_heads = drafter.num_heads or int(config.num_attention_heads)
+    return shape_for(
+        target.config,
+        drafter,
+        taps=target.taps,
+        vocab_size=target.vocab_size,
+        mask_token_id=mask_token_id(target, drafter.mask_token_id),
+    )
+
+
+def shape_for(
+    config: Any,  # noqa: ANN401 (a transformers text config)
+    drafter: DrafterConfig,
+    *,
+    taps: tuple[int, ...],
+    vocab_size: int,
+    mask_token_id: int,
+) -> DrafterShape:
+    """The same from the target's config alone.
+
+    Raises:
+        ConfigError: the shape contradicts itself.
+    """
+    hidden_size = int(config.hidden_size)
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None)
+    head_dim = getattr(config, "head_dim", None) or hidden_size // config.num_attention_heads
     return DrafterShape(
-        hidden_size=target.hidden_size,
+        hidden_size=hidden_size,
         intermediate_size=drafter.intermediate_size or int(config.intermediate_size),
         num_layers=drafter.num_layers,
-        num_heads=num_heads,
+        num_heads=drafter.num_heads or int(config.num_attention_heads),
         num_kv_heads=drafter.num_kv_heads or int(kv_heads),
-        head_dim=drafter.head_dim
-        or int(head_dim or target.hidden_size // config.num_attention_heads),
-        target_layer_ids=target.taps,
-        num_target_layers=target.num_layers,
+        head_dim=drafter.head_dim or int(head_dim),
+        target_layer_ids=taps,
+        num_target_layers=int(config.num_hidden_layers),
         block_size=drafter.block_size,
-        mask_token_id=mask_token_id(target, drafter.mask_token_id),
-        vocab_size=target.vocab_size,
-        rope_theta=target.rope_theta,
+        mask_token_id=mask_token_id,
+        vocab_size=vocab_size,
+        rope_theta=rope_theta(config),
         rms_norm_eps=float(getattr(config, "rms_norm_eps", 1e-6)),
         max_position_embeddings=int(config.max_position_embeddings),
     )

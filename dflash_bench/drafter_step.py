@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -25,14 +25,11 @@ from dflash.train.step import AdamSettings, TrainStep
 from dflash.train.totals import averages
 from dflash_bench.shapes import SHAPES, BenchShape
 
-if TYPE_CHECKING:
-    from dflash.drafter.attention import Attention
-
 Signature = Literal["normal", "metric"]
 
 
-def make_step(shape: BenchShape, *, device: torch.device, mode: Mode, seed: int = 0) -> TrainStep:
-    """Build a training step on one slot of random features; bf16 on a GPU, fp32 on a CPU."""
+def make_step(shape: BenchShape, *, device: torch.device, seed: int = 0) -> TrainStep:
+    """Build a training step on a batch of random features; bf16 on a GPU, fp32 on a CPU."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     random = torch.Generator(device).manual_seed(seed)
     drafter = Drafter(shape.drafter)
@@ -45,7 +42,6 @@ def make_step(shape: BenchShape, *, device: torch.device, mode: Mode, seed: int 
         )
         for _ in range(2)
     )
-    attention: Attention = "flex" if mode == "compiled" else "flex_compiled"
     loss = BlockLoss(
         drafter,
         embedding_VD=embedding_VD,
@@ -53,11 +49,14 @@ def make_step(shape: BenchShape, *, device: torch.device, mode: Mode, seed: int 
         settings=ObjectiveSettings(kind="decay", gamma=7.0),
         num_anchors=shape.num_anchors,
         seed=seed,
-        attention="split" if device.type == "cpu" else attention,
+        attention="split" if device.type == "cpu" else "flex",
     )
     inputs = random_inputs(shape, device=device, dtype=dtype, generator=random)
     settings = AdamSettings(betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip_norm=1.0)
-    return TrainStep(loss, [inputs], settings)
+    step = TrainStep(loss, settings, token_budget=shape.token_budget, features_dtype=dtype)
+    for name, tensor in inputs._asdict().items():
+        step.inputs[name].copy_(tensor)
+    return step
 
 
 def random_inputs(
@@ -81,10 +80,10 @@ def random_inputs(
 
 def one_step(runner: Runner, step: TrainStep, number: int, *, signature: Signature) -> None:
     """Run batch *number* and move the optimizer, as the training loop does."""
-    step.slots[0].batch_number.fill_(number)
-    runner(signature, 0)
+    step.batch.batch_number.fill_(number)
+    runner(signature)
     step.set_lr(1e-4)
-    runner("update", 0)
+    runner("update")
 
 
 def time_steps(run: Callable[[int], object], count: int, device: torch.device) -> list[float]:
@@ -117,9 +116,10 @@ def measure(
 ) -> dict[str, Any]:
     """Measure one shape in one mode; *profile* receives the kernels by their share of the time."""
     shape = SHAPES[name]
-    step = make_step(shape, device=device, mode=mode)
+    step = make_step(shape, device=device)
     runner = Runner(step, mode)
     runner.warm_up()
+    runner.enter_worker()
     on_gpu = device.type == "cuda"
     allocs = torch.cuda.memory_stats(device)["num_device_alloc"] if on_gpu else 0
     times_ms = time_steps(lambda n: one_step(runner, step, n, signature="normal"), count, device)

@@ -1,8 +1,8 @@
 """How slots read context and blocks: one function per backend, all of the same result.
 
 ``eager`` is bit for bit what transformers computes, ``sdpa`` the fused dense form, ``split`` the
-dense form without the keys of other blocks (the fastest on a CPU), ``flex`` the tiled form for a
-caller that is itself compiled, ``flex_compiled`` the same for one that is not.
+dense form without the keys of other blocks (the fastest on a CPU), ``flex`` the tiled form: inlined
+into a caller that is being compiled, its own compiled kernel for one that is not.
 """
 
 import functools
@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-Attention = Literal["eager", "sdpa", "split", "flex", "flex_compiled"]
+Attention = Literal["eager", "sdpa", "split", "flex"]
 Kernel = Callable[..., Tensor]
 _flex: Kernel = flex_attention
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
@@ -48,11 +48,14 @@ def attend(
 
     Args:
         mask: bool [..., Q, S], True means may read (eager, sdpa); a ``SplitMask`` (split); a
-            ``BlockMask`` (both flex forms); None lets every slot read everything (not split).
+            ``BlockMask`` (flex); None lets every slot read everything (not split).
     """
-    if attention in ("flex", "flex_compiled"):
+    if attention == "flex":
         assert mask is None or isinstance(mask, BlockMask), "flex attention needs a BlockMask"
-        kernel = compiled_flex() if attention == "flex_compiled" else _flex
+        # The other question, is_compiling(), answers yes in every thread while any one compiles
+        # (torch 2.13 and 2.14). A CPU has no compiled kernel for the backward pass.
+        inlined = torch.compiler.is_dynamo_compiling() or not q_bHQd.is_cuda
+        kernel = _flex if inlined else compiled_flex()
         out_bHQd = kernel(q_bHQd, k_bGSd, v_bGSd, block_mask=mask, enable_gqa=True)
     elif attention == "split":
         assert isinstance(mask, SplitMask), "split attention needs a SplitMask"

@@ -53,6 +53,20 @@ class StepInputs(NamedTuple):
     loss_mask_T: Tensor
     batch_number: Tensor
 
+    @staticmethod
+    def allocate(
+        token_budget: int, features_width: int, *, device: torch.device, dtype: torch.dtype
+    ) -> "StepInputs":
+        """Buffers of *token_budget* positions, all padding and finite."""
+        return StepInputs(
+            features_TC=torch.zeros(token_budget, features_width, device=device, dtype=dtype),
+            tokens_T=torch.zeros(token_budget, device=device, dtype=torch.int64),
+            documents_T=torch.full((token_budget,), -1, device=device, dtype=torch.int64),
+            positions_T=torch.zeros(token_budget, device=device, dtype=torch.int64),
+            loss_mask_T=torch.zeros(token_budget, device=device, dtype=torch.bool),
+            batch_number=torch.zeros((), device=device, dtype=torch.int64),
+        )
+
 
 class Prepared(NamedTuple):
     """What a batch and its number decide before any weight is used.
@@ -84,8 +98,8 @@ class BlockLoss:
         settings: how slots are weighted.
         num_anchors: N; ``masks.num_anchors_for`` gives it from a density.
         seed: of the anchors.
-        attention: "flex" where ``layers`` gets compiled, "flex_compiled" where it does not; on a
-            CPU "split", or "sdpa" and "eager" with a dense mask.
+        attention: "flex" on a CUDA device; on a CPU "split", or "sdpa" and "eager" with a dense
+            mask.
         checkpoint: recompute layers in the backward pass instead of keeping their activations.
     """
 

@@ -2,10 +2,11 @@
 
 A *program* is what one worker repeats on one device: a few named parts that read and write static
 buffers. A *runner* is a program made ready in one mode; after ``warm_up`` a worker thread only
-calls it.
+feeds and calls it.
 """
 
 from dflash.execution.modes import Mode, ModeChoice, choose_mode
-from dflash.execution.runner import Program, Region, Runner
+from dflash.execution.program import Program, Region
+from dflash.execution.runner import Runner
 
 __all__ = ["Mode", "ModeChoice", "Program", "Region", "Runner", "choose_mode"]

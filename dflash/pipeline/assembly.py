@@ -1,5 +1,6 @@
 """Puts rings, lanes and workers together for M targets and N drafters."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ from dflash.pipeline.waiting import Waits
 from dflash.pipeline.workers import Assemble, Span, load_batches, run_target
 from dflash.target.model import Target
 
-SLOTS_PER_DRAFTER = 2
-"""One being read by the step, one being written: more only hides jitter, at T*K*D*2 bytes each."""
+SLOTS_PER_TARGET = 1
+"""The slots of a drafter, for each target that feeds it: one is filled while the step runs on its
+own copy of the batch before. It is free again as soon as it is copied, long before that step ends,
+so a second slot would only hide jitter, at T*K*D*2 bytes."""
 
 HOST_SLOTS_PER_TARGET = 3
 
@@ -52,7 +55,7 @@ class Pipeline:
         ]
         self.slots: list[list[FeatureSlot]] = [
             feature_slots(
-                SLOTS_PER_DRAFTER * max(1, len(targets) // len(drafter_devices)),
+                SLOTS_PER_TARGET * math.ceil(len(targets) / len(drafter_devices)),
                 token_budget=token_budget,
                 features_width=width,
                 device=device,

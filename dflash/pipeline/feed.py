@@ -1,9 +1,10 @@
 """What a drafter thread sees of the pipeline: its batches, in order."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
+from torch import Tensor
 
 from dflash.pipeline.idle import StreamIdle
 from dflash.pipeline.lifeline import Lifeline
@@ -32,11 +33,13 @@ class Feed:
         self.life = life
         self.waits = waits
 
-    def batches(self, count: int) -> Iterator[tuple[int, BatchFacts]]:
-        """Yield (slot number, facts) of the next *count* batches.
+    def batches(
+        self, count: int, *, into: Callable[[Mapping[str, Tensor]], None]
+    ) -> Iterator[BatchFacts]:
+        """Give each of the next *count* batches to *into*, and then yield its facts.
 
-        The slot is the caller's until it asks for the next one: it must have queued all its reads
-        on the current stream by then.
+        *into* copies what it is given on the current stream; the slot is the target's again right
+        after it, before the step that reads the copy has even been queued.
         """
         for _ in range(count):
             slot = self._ring.take(self._turn, self.life)
@@ -44,11 +47,13 @@ class Feed:
                 with self._idle.waiting():
                     slot.ready.wait()
             assert slot.facts is not None, "the ring published an empty feature slot"
-            yield self._ring.number(self._turn), slot.facts
+            facts = slot.facts
+            into(slot.inputs._asdict())
             if slot.free is not None:
                 slot.free.record()
             self._ring.release(self._turn)
             self._turn += 1
+            yield facts
             self.life.beat()
 
 

@@ -23,8 +23,8 @@ class BatchFacts:
 class FeatureSlot:
     """One batch's step inputs on a drafter's device.
 
-    ``ready`` is recorded when the inputs are written, ``free`` when the step has read them; both
-    are None on a CPU, where the ring's order alone is enough.
+    ``ready`` is recorded when the inputs are written, ``free`` when they have been copied to where
+    the step reads them; both are None on a CPU, where the ring's order alone is enough.
     """
 
     inputs: StepInputs
@@ -45,18 +45,11 @@ class HostSlot:
 def feature_slots(
     count: int, *, token_budget: int, features_width: int, device: torch.device, dtype: torch.dtype
 ) -> list[FeatureSlot]:
-    """Allocate *count* slots of *token_budget* positions, all padding and finite."""
+    """Allocate *count* slots of *token_budget* positions."""
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     return [
         FeatureSlot(
-            inputs=StepInputs(
-                features_TC=torch.zeros(token_budget, features_width, device=device, dtype=dtype),
-                tokens_T=torch.zeros(token_budget, device=device, dtype=torch.int64),
-                documents_T=torch.full((token_budget,), -1, device=device, dtype=torch.int64),
-                positions_T=torch.zeros(token_budget, device=device, dtype=torch.int64),
-                loss_mask_T=torch.zeros(token_budget, device=device, dtype=torch.bool),
-                batch_number=torch.zeros((), device=device, dtype=torch.int64),
-            ),
+            inputs=StepInputs.allocate(token_budget, features_width, device=device, dtype=dtype),
             ready=torch.cuda.Event() if stream else None,
             free=torch.cuda.Event() if stream else None,
             copy_stream=stream,
@@ -66,5 +59,5 @@ def feature_slots(
 
 
 def slot_bytes(*, token_budget: int, features_width: int, dtype: torch.dtype) -> int:
-    """Device bytes of one feature slot."""
+    """Device bytes of one feature slot, or of the step's own copy of one."""
     return token_budget * (features_width * dtype.itemsize + 3 * 8 + 1) + 8

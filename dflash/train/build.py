@@ -12,7 +12,6 @@ from dflash.data.packing import Packing
 from dflash.data.prepare import prepare
 from dflash.data.prompts import heldout_prompts
 from dflash.data.shards import TokenDataset
-from dflash.drafter.attention import Attention
 from dflash.drafter.masks import num_anchors_for
 from dflash.drafter.model import Drafter
 from dflash.drafter.objective import ObjectiveSettings
@@ -20,7 +19,7 @@ from dflash.drafter.shape import DrafterShape
 from dflash.drafter.training import BlockLoss
 from dflash.drafter.zlab import to_zlab
 from dflash.errors import CheckpointError, ConfigError, DataError
-from dflash.execution import ModeChoice, choose_mode
+from dflash.execution import ModeChoice, Runner, choose_mode
 from dflash.pipeline.assembly import Pipeline
 from dflash.pipeline.workers import Assemble
 from dflash.target.model import Target
@@ -180,7 +179,7 @@ def build(config: RunConfig, data_folder: Path) -> Built:
         data=data,
         shape=shape,
         pipeline=pipeline,
-        steps=make_steps(config, devices, shape, targets=targets, pipeline=pipeline),
+        steps=make_steps(config, devices, shape, targets=targets),
         schedule=Cosine(
             peak=config.optim.lr,
             floor=config.optim.lr * config.optim.min_lr_ratio,
@@ -220,11 +219,10 @@ def make_steps(
     shape: DrafterShape,
     *,
     targets: list[Target],
-    pipeline: Pipeline,
 ) -> list[TrainStep]:
     """Build one replica per drafter device, all with the same weights."""
     steps = []
-    for name, slots in zip(devices.drafters, pipeline.slots, strict=True):
+    for name in devices.drafters:
         device = torch.device(name)
         near = next((t for t in targets if torch.device(t.device) == device), targets[0])
         drafter = _initial_drafter(config, shape).to(device)
@@ -241,7 +239,7 @@ def make_steps(
                 config.data.token_budget, config.data.anchor_density, shape.block_size
             ),
             seed=config.seed,
-            attention=_attention(device, devices),
+            attention="split" if device.type == "cpu" else "flex",
             checkpoint=config.execution.activation_checkpointing,
         )
         settings = AdamSettings(
@@ -250,8 +248,28 @@ def make_steps(
             weight_decay=config.optim.weight_decay,
             clip_norm=config.optim.clip_norm,
         )
-        steps.append(TrainStep(loss, [slot.inputs for slot in slots], settings))
+        steps.append(
+            TrainStep(
+                loss,
+                settings,
+                token_budget=config.data.token_budget,
+                features_dtype=devices.compute_dtype,
+                accumulates=config.optim.accumulate_steps > 1,
+            )
+        )
     return steps
+
+
+def make_runners(built: Built, *, batch_number: int) -> list[Runner]:
+    """Run the targets once, on batch *batch_number*, and give it to a runner of every step."""
+    built.pipeline.prime(built.assemble, batch_number)
+    runners = []
+    for step, slots, stream in zip(
+        built.steps, built.pipeline.slots, built.pipeline.streams, strict=True
+    ):
+        runners.append(Runner(step, built.devices.mode.mode, stream=stream))
+        runners[-1].feed(slots[0].inputs._asdict())
+    return runners
 
 
 def assembler(data: Data, *, pinned: bool) -> Assemble:
@@ -281,12 +299,6 @@ def contract_of(
         "objective.kind": config.objective.kind,
         "packed batches per step": batches_per_step,
     }
-
-
-def _attention(device: torch.device, devices: Devices) -> Attention:
-    if device.type == "cpu":
-        return "split"
-    return "flex" if devices.mode.mode == "compiled" else "flex_compiled"
 
 
 def _initial_drafter(config: RunConfig, shape: DrafterShape) -> Drafter:

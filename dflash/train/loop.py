@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,6 +12,9 @@ from dflash.train.boundary import Boundary
 from dflash.train.replicas import GradientSum
 from dflash.train.schedule import Cosine
 from dflash.train.step import TrainStep
+
+if TYPE_CHECKING:
+    from dflash.pipeline.slots import BatchFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +43,14 @@ def train_loop(
             if drafting.boundary is not None:
                 drafting.boundary.start(feed)
             for step in range(first_step, end_step):
-                batches = []
-                metric = drafting.wants_metrics(step + 1)
-                for slot, facts in feed.batches(accumulate_steps):
-                    drafting.runner("metric" if metric else "normal", slot)
+                batches: list[BatchFacts] = []
+                part = "metric" if drafting.wants_metrics(step + 1) else "normal"
+                for facts in feed.batches(accumulate_steps, into=drafting.runner.feed):
+                    drafting.runner(f"{part}_add" if batches else part)
                     batches.append(facts)
                 batches = drafting.gradient_sum(drafting.replica, batches, feed.life)
                 drafting.step.set_lr(drafting.schedule.at(step))
-                drafting.runner("update", 0)
+                drafting.runner("update")
                 if drafting.boundary is not None and drafting.boundary(step + 1, batches, feed):
                     return
 

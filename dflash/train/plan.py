@@ -19,7 +19,7 @@ from dflash.execution import Runner
 from dflash.pipeline.cores import cores_shared_by
 from dflash.pipeline.slots import slot_bytes
 from dflash.target.model import Target
-from dflash.train.build import Built, build, settle_devices
+from dflash.train.build import Built, build, make_runners, settle_devices
 from dflash.train.folder import DATA
 from dflash.train.logbook import peak_resident_gib, resident_gib
 from dflash.train.step import TrainStep
@@ -69,10 +69,10 @@ def rehearse(config: RunConfig) -> Rehearsed:
         tempfile.TemporaryDirectory(prefix="dflash-") as scratch,
     ):
         built = build(config, Path(scratch) / DATA)
-        built.pipeline.prime(built.assemble, 0)
-        runners = [Runner(step, built.devices.mode.mode) for step in built.steps]
-        for runner, stream in zip(runners, built.pipeline.streams, strict=True):
-            runner.warm_up(stream=stream)
+        runners = make_runners(built, batch_number=0)
+        for runner in runners:
+            runner.warm_up()
+            runner.enter_worker()
         started = time.perf_counter()
         loss = _one_step(built.steps, runners, built.schedule.at(0))
         step_s = time.perf_counter() - started
@@ -103,9 +103,9 @@ def _one_step(steps: Sequence[TrainStep], runners: Sequence[Runner], lr: float) 
     losses = []
     for step, runner in zip(steps, runners, strict=True):
         step.set_lr(lr)
-        runner("metric", 0)
+        runner("metric")
         losses.append(float(step.loss_sum / step.weight_sum.clamp(min=1e-9)))
-        runner("update", 0)
+        runner("update")
     return sum(losses) / len(losses)
 
 
@@ -131,9 +131,11 @@ def memory_plan(built: Built) -> list[DevicePlan]:
             checkpoint=step.loss.checkpoint,
         )
         features = slots[0].inputs.features_TC
-        own["feature slots"] = len(slots) * slot_bytes(
+        one_batch = slot_bytes(
             token_budget=len(features), features_width=features.shape[1], dtype=features.dtype
         )
+        own["feature slots"] = len(slots) * one_batch
+        own["the step's own batch"] = one_batch
         own["embedding and LM head"] = sum(
             {
                 tensor.data_ptr(): tensor.numel() * tensor.dtype.itemsize

@@ -79,23 +79,12 @@ class GradientSum:
                 event.wait()
 
     def _share(self, replica: int) -> list[list[Tensor]]:
-        per_step = [
-            [
-                *[_gradient(parameter) for parameter in step.parameters],
-                step.totals.step_sums,
-            ]
-            for step in self._steps
-        ]
+        per_step = [[*step.gradients(), step.totals.step_sums] for step in self._steps]
         return [
             list(tensors)
             for index, tensors in enumerate(zip(*per_step, strict=True))
             if index % len(self._steps) == replica
         ]
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None, "a trained parameter has no gradient"
-    return parameter.grad
 
 
 def _sum_in_place(tensors: Sequence[Tensor], replica: int) -> None:

@@ -18,7 +18,7 @@ from dflash.pipeline.waiting import Waits
 from dflash.pipeline.workers import Span
 from dflash.records import EvalRecord, EventRecord, RecordWriter, StepRecord, truncate_after
 from dflash.train.boundary import Agenda, Boundary, Emit, Judge
-from dflash.train.build import Built, build, settle_devices
+from dflash.train.build import Built, build, make_runners, settle_devices
 from dflash.train.checkpoint import Keeper
 from dflash.train.evaluation import EvalSettings
 from dflash.train.folder import (
@@ -202,11 +202,10 @@ class _Run:
         self.options.say(f"execution mode {mode.mode}: {mode.why}")
         batches_per_step = self.config.optim.accumulate_steps * len(built.steps)
         started = time.perf_counter()
-        built.pipeline.prime(built.assemble, self.first_step * batches_per_step)
+        runners = make_runners(built, batch_number=self.first_step * batches_per_step)
         primed_s = time.perf_counter() - started
-        runners = [Runner(step, mode.mode) for step in built.steps]
-        for runner, stream in zip(runners, built.pipeline.streams, strict=True):
-            runner.warm_up(stream=stream)
+        for runner in runners:
+            runner.warm_up()
         if self.resumed:  # only now, since a rehearsal leaves nothing measured
             self.step.totals.sums.copy_(self.resumed.state["totals"])
         emit(

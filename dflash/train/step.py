@@ -4,7 +4,7 @@ No logging, no I/O and no host synchronisation in here: what the host wants to k
 the device and read by ``dflash.train.totals``.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,6 +14,9 @@ from torch import Tensor
 from dflash.drafter.training import COMPILED_PARTS, BlockLoss, StepInputs
 from dflash.execution import Region
 from dflash.train.totals import Totals
+
+ROUNDS = (("normal", "update"), ("metric", "update"))
+ROUNDS_OF_SEVERAL = (("normal", "normal_add", "update"), ("metric", "metric_add", "update"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +32,33 @@ class AdamSettings:
 class TrainStep:
     """The program (``dflash.execution.Program``) of one drafter worker.
 
-    Gradients are those of the *summed* loss. ``update`` divides once, by the summed weight of all
+    It reads ``batch``, buffers of its own. ``normal`` and ``metric`` start a step, ``normal_add``
+    and ``metric_add`` add a further micro-batch to it; each leaves the gradients of the *summed*
+    loss. ``update`` divides once, by the summed weight of all
     micro-batches and replicas, inside the fused optimizer kernel, together with the clip. A
     non-finite loss or norm sets ``blocked`` and from then on no update moves a weight.
     """
 
     def __init__(
-        self, loss: BlockLoss, slots: Sequence[StepInputs], settings: AdamSettings
+        self,
+        loss: BlockLoss,
+        settings: AdamSettings,
+        *,
+        token_budget: int,
+        features_dtype: torch.dtype,
+        accumulates: bool = False,
     ) -> None:
         self.loss = loss
-        self.slots = slots
         self.settings = settings
         self.device = loss.embedding_VD.device
+        shape = loss.drafter.shape
+        self.batch = StepInputs.allocate(
+            token_budget,
+            shape.num_taps * shape.hidden_size,
+            device=self.device,
+            dtype=features_dtype,
+        )
+        self.rounds = ROUNDS_OF_SEVERAL if accumulates else ROUNDS
         self.named = dict(loss.drafter.named_parameters())
         self.parameters = list(self.named.values())
         self.lr = torch.zeros((), device=self.device)
@@ -61,9 +79,30 @@ class TrainStep:
         return self.totals.weight_sum
 
     @property
-    def parts(self) -> dict[str, Callable[[int], None]]:
-        """The signatures: a normal batch, a batch that also measures, and the optimizer's move."""
-        return {"normal": self._normal, "metric": self._metric, "update": self._update}
+    def inputs(self) -> dict[str, Tensor]:
+        """The tensors of ``batch`` by name."""
+        return self.batch._asdict()
+
+    @property
+    def parts(self) -> dict[str, Callable[[], None]]:
+        """A normal batch, a batch that also measures, a further one, and the optimizer's move."""
+        return {
+            "normal": self._normal,
+            "metric": self._metric,
+            "normal_add": self._normal,
+            "metric_add": self._metric,
+            "update": self._update,
+        }
+
+    def gradients(self) -> list[Tensor]:
+        """What the sum over drafters must add up, after the last micro-batch of a step."""
+        found = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        assert len(found) == len(self.parameters), "a trained parameter has no gradient"
+        return found
+
+    def probe(self) -> Tensor:
+        """All sums since they were last dropped, float64: loss, weight, gradient norms and more."""
+        return self.totals.sums.clone()
 
     def regions(self) -> list[Region]:
         """What a compiling mode compiles: everything but autograd and the optimizer's kernel."""
@@ -86,19 +125,19 @@ class TrainStep:
             self.totals.step_sums.zero_()
             self.totals.zero()
 
-    def _normal(self, slot: int) -> None:
-        self._backward(slot, with_metrics=False)
+    def _normal(self) -> None:
+        self._backward(with_metrics=False)
 
-    def _metric(self, slot: int) -> None:
-        self._backward(slot, with_metrics=True)
+    def _metric(self) -> None:
+        self._backward(with_metrics=True)
 
-    def _backward(self, slot: int, *, with_metrics: bool) -> None:
-        objective = self.loss(self.slots[slot], with_metrics=with_metrics)
+    def _backward(self, *, with_metrics: bool) -> None:
+        objective = self.loss(self.batch, with_metrics=with_metrics)
         objective.loss_sum.backward()
         self.totals.add(objective)
 
     @torch.no_grad()
-    def _update(self, _slot: int) -> None:
+    def _update(self) -> None:
         weight = self.weight_sum.float().clamp(min=torch.finfo(torch.float32).tiny)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True) / weight

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ class Program:
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self.calls: list[tuple[str, int, bool]] = []
+        self.calls: list[tuple[str, float, bool]] = []
         self.rehearsing = False
         self.double: Callable[[torch.Tensor], torch.Tensor] = lambda x: x * 2
+        self.inputs = {"number": torch.zeros(())}
+        self.rounds = (("normal", "update"),)
         self.result = torch.zeros(())
 
     @property
-    def parts(self) -> dict[str, Callable[[int], None]]:
-        return {"normal": lambda slot: self._part("normal", slot), "update": self._update}
+    def parts(self) -> dict[str, Callable[[], None]]:
+        return {name: partial(self._part, name) for name in ("normal", "other", "update")}
 
     def regions(self) -> list[Region]:
         return [Region(self, "double")]
@@ -37,12 +40,12 @@ class Program:
         yield
         self.rehearsing = False
 
-    def _part(self, name: str, slot: int) -> None:
-        self.calls.append((name, slot, self.rehearsing))
-        self.result = self.double(torch.tensor(float(slot) + 1))
+    def probe(self) -> torch.Tensor:
+        return self.result.double()[None]
 
-    def _update(self, slot: int) -> None:
-        self._part("update", slot)
+    def _part(self, name: str) -> None:
+        self.calls.append((name, float(self.inputs["number"]), self.rehearsing))
+        self.result = self.double(self.inputs["number"] + 1)
 
 
 @pytest.fixture
@@ -63,15 +66,21 @@ def compiled_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return threads
 
 
-def test_warming_up_runs_every_part_twice_inside_a_rehearsal() -> None:
+def number(value: float) -> dict[str, torch.Tensor]:
+    return {"number": torch.tensor(value)}
+
+
+def test_warming_up_runs_every_round_twice_inside_a_rehearsal() -> None:
     program = Program()
     runner = Runner(program, "eager")
     assert program.calls == []
+    runner.feed(number(5.0))
     runner.warm_up()
-    assert program.calls == [("normal", 0, True), ("update", 0, True)] * 2
+    assert program.calls == [("normal", 5.0, True), ("update", 5.0, True)] * 2
     assert runner.warm_up_s > 0
-    runner("normal", 3)
-    assert program.calls[-1] == ("normal", 3, False)
+    runner.feed(number(3.0))
+    runner("normal")
+    assert program.calls[-1] == ("normal", 3.0, False)
     assert float(program.result) == 8.0
 
 
@@ -89,7 +98,8 @@ def test_a_compiled_program_has_its_regions_replaced(compiled_in: list[str]) -> 
     assert compiled_in == [], "not before it is warmed up"
     runner.warm_up()
     assert compiled_in == ["MainThread"]
-    runner("normal", 2)
+    runner.feed(number(2.0))
+    runner("normal")
     assert float(program.result) == 6.0
     assert compiled_in == ["MainThread"]
 

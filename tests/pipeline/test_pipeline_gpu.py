@@ -1,6 +1,6 @@
 """On GPUs: the features are the target's own, streams never race, and nothing is allocated late."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
 
@@ -56,13 +56,17 @@ def test_a_slow_reader_always_finds_its_own_batch(
 
     def drafter(feed: Feed) -> None:
         with torch.cuda.stream(pipeline.streams[0]):
-            for slot, facts in feed.batches(NUM_BATCHES):
+            copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+            def into(tensors: Mapping[str, torch.Tensor]) -> None:
                 if device.type == "cuda":
                     spin()
-                inputs = pipeline.slots[0][slot].inputs
-                seen.append((facts.number, inputs.tokens_T.clone(), inputs.features_TC.clone()))
+                copies.append((tensors["tokens_T"].clone(), tensors["features_TC"].clone()))
                 if device.type == "cuda":
                     spin()
+
+            batches = feed.batches(NUM_BATCHES, into=into)
+            seen.extend((facts.number, *copies.pop()) for facts in batches)
 
     waits = pipeline.run(
         [drafter],
@@ -100,7 +104,7 @@ def test_the_side_that_is_slow_on_the_device_is_named(place: Path, tmp_path: Pat
     def drafter(pipeline: Pipeline, *, slow_step: bool) -> Callable[[Feed], None]:
         def body(feed: Feed) -> None:
             with torch.cuda.stream(pipeline.streams[0]):
-                for _ in feed.batches(NUM_BATCHES):
+                for _ in feed.batches(NUM_BATCHES, into=lambda _: None):
                     if slow_step:
                         spin(40_000_000)
             torch.cuda.synchronize()

@@ -1,7 +1,8 @@
 """Any number of targets feeds any number of drafters, each in order, and nobody waits forever."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -41,6 +42,15 @@ def data(config: RunConfig, target: Target, tmp_path_factory: pytest.TempPathFac
     return read_data(config, target, tmp_path_factory.mktemp("data"))
 
 
+def copy_to(place: dict[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+    """What a step does with a slot, which is no longer its own afterwards."""
+    place.update({name: tensor.clone() for name, tensor in tensors.items()})
+
+
+def nowhere(_tensors: Mapping[str, torch.Tensor]) -> None:
+    pass
+
+
 def pipeline_of(target: Target, num_targets: int, num_drafters: int) -> Pipeline:
     return Pipeline(
         [target] * num_targets,
@@ -65,12 +75,14 @@ def test_batch_b_goes_to_drafter_b_mod_n_in_order_with_its_own_features(
     def drafter(index: int) -> Callable[[Feed], None]:
         def body(feed: Feed) -> None:
             for _ in range(num_steps):
-                for slot, facts in feed.batches(accumulate_steps):
-                    inputs = pipeline.slots[index][slot].inputs
+                given: dict[str, torch.Tensor] = {}
+                for facts in feed.batches(accumulate_steps, into=partial(copy_to, given)):
                     batch = assemble(data.dataset, data.packing, facts.number)
-                    if not as_alone(target, batch).equal(inputs.features_TC):
+                    if not as_alone(target, batch).equal(given["features_TC"]):
                         wrong.append(facts.number)
-                    if int(inputs.batch_number) != facts.number or facts.rows != tuple(batch.rows):
+                    if int(given["batch_number"]) != facts.number or facts.rows != tuple(
+                        batch.rows
+                    ):
                         wrong.append(facts.number)
                     seen[index].append(facts.number)
                 meeting.meet(feed.life)
@@ -121,7 +133,7 @@ def test_a_run_allocates_its_host_buffers_once(target: Target, data: Data) -> No
         return batch
 
     def drafter(feed: Feed) -> None:
-        assert [facts.number for _, facts in feed.batches(20)] == list(range(20))
+        assert [facts.number for facts in feed.batches(20, into=nowhere)] == list(range(20))
 
     pipeline = pipeline_of(target, 1, 1)
     pipeline.run([drafter], counting, Span(0, 20), life=Lifeline(), watchdog=WATCHDOG)
@@ -132,12 +144,12 @@ def test_a_drafter_that_returns_early_ends_everybody(target: Target, data: Data)
     pipeline, after = pipeline_of(target, 2, 2), threading.Event()
 
     def first(feed: Feed) -> None:
-        for _ in feed.batches(1):
+        for _ in feed.batches(1, into=nowhere):
             pass
 
     def second(feed: Feed) -> None:
         try:
-            for _ in feed.batches(1000):
+            for _ in feed.batches(1000, into=nowhere):
                 pass
         finally:
             after.set()
@@ -158,7 +170,7 @@ def test_waits_are_counted_on_both_sides(target: Target, data: Data) -> None:
 
     def slow(feed: Feed) -> None:
         before = feed.waits()
-        for _ in feed.batches(6):
+        for _ in feed.batches(6, into=nowhere):
             threading.Event().wait(0.05)
         assert feed.waits().target_for_slot_s > before.target_for_slot_s
 
@@ -175,7 +187,7 @@ def test_an_error_of_the_loader_keeps_its_kind(target: Target) -> None:
         raise DataError("a shard is gone")
 
     def drafter(feed: Feed) -> None:
-        for _ in feed.batches(1):
+        for _ in feed.batches(1, into=nowhere):
             pass
 
     with pytest.raises(DataError, match="a shard is gone") as caught:

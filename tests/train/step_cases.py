@@ -1,5 +1,6 @@
 """Training steps over small random batches, one replica or several, all on the CPU."""
 
+import torch
 from drafter_cases import TINY, step_inputs, target_tables, tiny_drafter
 
 from dflash.drafter.objective import ObjectiveSettings
@@ -16,14 +17,20 @@ def batch(seed: int) -> StepInputs:
     return step_inputs(lengths, token_budget=48, supervised_share=0.9, seed=seed)
 
 
+def load(step: TrainStep, inputs: StepInputs) -> None:
+    """Make *inputs* what the step reads."""
+    for name, tensor in inputs._asdict().items():
+        step.inputs[name].copy_(tensor)
+
+
 def make_step(
-    batches: list[StepInputs],
+    inputs: StepInputs | None = None,
     *,
     settings: AdamSettings = SETTINGS,
     checkpoint: bool = False,
     kind: str = "decay",
 ) -> TrainStep:
-    """A step over *batches*, one a slot; equal weights each time."""
+    """A step that reads *inputs*; equal weights each time."""
     embedding_VD, lm_head_VD = target_tables(TINY)
     loss = BlockLoss(
         tiny_drafter(),
@@ -39,4 +46,7 @@ def make_step(
         attention="sdpa",
         checkpoint=checkpoint,
     )
-    return TrainStep(loss, batches, settings)
+    step = TrainStep(loss, settings, token_budget=48, features_dtype=torch.float32)
+    if inputs is not None:
+        load(step, inputs)
+    return step

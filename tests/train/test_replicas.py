@@ -83,9 +83,9 @@ def facts(number: int) -> BatchFacts:
 
 @pytest.mark.parametrize("num_replicas", [2, 3])
 def test_every_replica_holds_the_very_same_sum_and_learns_of_every_batch(num_replicas: int) -> None:
-    steps = [make_step([batch(seed)]) for seed in range(num_replicas)]
+    steps = [make_step(batch(seed)) for seed in range(num_replicas)]
     for step in steps:
-        step.parts["metric"](0)
+        step.parts["metric"]()
     alone = [
         [*[p.grad.double() for p in step.parameters], step.totals.step_sums.clone()]
         for step in steps
@@ -109,8 +109,8 @@ def test_every_replica_holds_the_very_same_sum_and_learns_of_every_batch(num_rep
 
 
 def test_one_drafter_has_nobody_to_sum_with() -> None:
-    step = make_step([batch(0)])
-    step.parts["normal"](0)
+    step = make_step(batch(0))
+    step.parts["normal"]()
     before = [p.grad.clone() for p in step.parameters]
     assert GradientSum([step])(0, [facts(4)], Lifeline()) == [facts(4)]
     assert all(torch.equal(p.grad, g) for p, g in zip(step.parameters, before, strict=True))
@@ -129,7 +129,7 @@ def trained(place: Path, data: Path, sizes: tuple[int, int]) -> list[TrainStep]:
     devices = replace(settled, targets=("cpu",) * sizes[0], drafters=("cpu",) * sizes[1])
     pipeline = Pipeline(targets, [CPU] * sizes[1], token_budget=128, features_dtype=torch.float32)
     shape = default_shape(targets[0], config.drafter)
-    steps = make_steps(config, devices, shape, targets=targets, pipeline=pipeline)
+    steps = make_steps(config, devices, shape, targets=targets)
     summing, meeting = GradientSum(steps), Rendezvous(sizes[1])
 
     def drafter(replica: int) -> Callable[[Feed], None]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from oracles import full_logits_loss
-from step_cases import GAMMA, SETTINGS, batch, make_step
+from step_cases import GAMMA, SETTINGS, batch, load, make_step
 from torch import Tensor
 
 from dflash.drafter.training import StepInputs
@@ -62,19 +62,19 @@ def assert_untouched(before: dict[str, Tensor], after: dict[str, Tensor]) -> Non
 
 @pytest.mark.parametrize("signature", ["normal", "metric"])
 def test_gradients_are_those_of_the_weighted_mean_loss(signature: str) -> None:
-    step = make_step([batch(1)])
+    step = make_step(batch(1))
     expected = mean_gradients(step, [batch(1)])
-    step.parts[signature](0)
+    step.parts[signature]()
     for parameter, gradient in zip(step.parameters, expected, strict=True):
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad / step.weight_sum.float(), gradient, **ROUNDING)
 
 
 def test_gradients_under_dpace_are_those_of_constant_weights() -> None:
-    step = make_step([batch(1)], kind="dpace")
+    step = make_step(batch(1), kind="dpace")
     loss, weight = full_loss(step, batch(1), dpace=True)
     expected = torch.autograd.grad(loss, step.parameters)
-    step.parts["normal"](0)
+    step.parts["normal"]()
     assert float(step.weight_sum) == pytest.approx(weight, rel=1e-5)
     for parameter, gradient in zip(step.parameters, expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-4)
@@ -83,18 +83,19 @@ def test_gradients_under_dpace_are_those_of_constant_weights() -> None:
 def test_accumulated_batches_are_one_bigger_mean() -> None:
     """The batches weigh by what is supervised in them, not alike."""
     batches = [batch(1), batch(2), batch(3)]
-    step = make_step(batches)
+    step = make_step()
     expected = mean_gradients(step, batches)
-    for slot in range(3):
-        step.parts["normal"](slot)
+    for inputs, part in zip(batches, ("normal", "normal_add", "normal_add"), strict=True):
+        load(step, inputs)
+        step.parts[part]()
     for parameter, gradient in zip(step.parameters, expected, strict=True):
         torch.testing.assert_close(parameter.grad / step.weight_sum.float(), gradient, **ROUNDING)
 
 
 def test_recomputing_activations_changes_no_gradient() -> None:
-    plain, recomputed = make_step([batch(1)]), make_step([batch(1)], checkpoint=True)
+    plain, recomputed = make_step(batch(1)), make_step(batch(1), checkpoint=True)
     for step in (plain, recomputed):
-        step.parts["normal"](0)
+        step.parts["normal"]()
     for one, other in zip(plain.parameters, recomputed.parameters, strict=True):
         assert torch.equal(one.grad, other.grad)
 
@@ -130,14 +131,15 @@ def test_updates_are_those_of_a_reference_adamw_with_clip_decay_and_schedule() -
     batches = [batch(seed) for seed in range(6)]
     schedule = Cosine(peak=1e-2, floor=1e-3, warmup_steps=2, num_steps=6)
     rates = [schedule.at(number) for number in range(6)]
-    step = make_step(batches)
-    expected = adamw_by_hand(make_step(batches), batches, rates)
+    step = make_step()
+    expected = adamw_by_hand(make_step(), batches, rates)
     for number in range(6):
         weights, norm = next(expected)
-        step.parts["normal"](number)
+        load(step, batches[number])
+        step.parts["normal"]()
         step.totals.zero()
         step.set_lr(rates[number])
-        step.parts["update"](0)
+        step.parts["update"]()
         assert averages(step.totals.sums).grad_norm == pytest.approx(norm, rel=1e-4)
         for parameter, weight in zip(step.parameters, weights, strict=True):
             # a step moves by 1e-2; Adam divides small gradients by their own size, so that
@@ -149,22 +151,22 @@ def test_updates_are_those_of_a_reference_adamw_with_clip_decay_and_schedule() -
 def test_only_matrices_decay() -> None:
     """With no gradient at all, AdamW only decays."""
     nothing = batch(1)._replace(loss_mask_T=torch.zeros(48, dtype=torch.bool))
-    step = make_step([nothing])
+    step = make_step(nothing)
     before = snapshot(step)
     step.set_lr(0.5)
-    step.parts["normal"](0)
-    step.parts["update"](0)
+    step.parts["normal"]()
+    step.parts["update"]()
     for name, parameter in step.named.items():
         shrunk = before[name] * (1 - 0.5 * SETTINGS.weight_decay) if parameter.ndim == 2 else None
         torch.testing.assert_close(parameter, before[name] if shrunk is None else shrunk)
 
 
 def test_small_gradients_are_not_clipped() -> None:
-    step, free = make_step([batch(1)]), make_step([batch(1)], settings=wide_clip())
+    step, free = make_step(batch(1)), make_step(batch(1), settings=wide_clip())
     for one in (step, free):
-        one.parts["normal"](0)
+        one.parts["normal"]()
         one.set_lr(1e-3)
-        one.parts["update"](0)
+        one.parts["update"]()
     clipped, unclipped = step.moments(), free.moments()
     norm = averages(free.totals.sums).grad_norm
     assert norm is not None
@@ -178,16 +180,17 @@ def wide_clip() -> "type(SETTINGS)":
 
 
 def test_a_rehearsal_leaves_every_bit_as_it_was() -> None:
-    step = make_step([batch(1), batch(2)])
-    step.parts["metric"](0)
+    step = make_step(batch(1))
+    step.parts["metric"]()
     step.set_lr(1e-2)
-    step.parts["update"](0)
+    step.parts["update"]()
     before = snapshot(step)
     del before["sums"]  # what was measured is dropped: a rehearsal comes before anything is
+    load(step, batch(2))
     with step.rehearsal():
         for _ in range(2):
             for part in step.parts.values():
-                part(1)
+                part()
     assert_untouched(before, snapshot(step))
     assert float(step.totals.sums.abs().sum()) == 0
     assert all(parameter.grad is None for parameter in step.parameters)
@@ -197,15 +200,16 @@ def test_a_rehearsal_leaves_every_bit_as_it_was() -> None:
 def test_a_loss_that_is_not_finite_moves_nothing_and_names_step_and_documents(bad: float) -> None:
     poisoned = batch(2)
     poisoned.features_TC[3, 0] = bad
-    step = make_step([batch(1), poisoned])
+    step = make_step(batch(1))
     step.set_lr(1e-2)
-    step.parts["normal"](0)
-    step.parts["update"](0)
+    step.parts["normal"]()
+    step.parts["update"]()
     sentinel = Sentinel(lambda row: f"chats:{row}")
     sentinel.watch(6, step.blocked, [facts(1, rows=(1, 2))])
     before = snapshot(step)
-    step.parts["normal"](1)
-    step.parts["update"](0)
+    load(step, poisoned)
+    step.parts["normal"]()
+    step.parts["update"]()
     after = snapshot(step)
     assert_untouched({n: before[n] for n in [*step.named, *step.moments()]}, after)
     with pytest.raises(NonFiniteError, match=r"step 7: .* chats:3, chats:9\n") as caught:
@@ -214,12 +218,12 @@ def test_a_loss_that_is_not_finite_moves_nothing_and_names_step_and_documents(ba
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing_though_the_loss_is() -> None:
-    step = make_step([batch(1)])
-    step.parts["normal"](0)
+    step = make_step(batch(1))
+    step.parts["normal"]()
     assert step.parameters[0].grad is not None
     step.parameters[0].grad.view(-1)[0] = float("inf")
     before = snapshot(step)
-    step.parts["update"](0)
+    step.parts["update"]()
     assert_untouched({n: before[n] for n in [*step.named, *step.moments()]}, snapshot(step))
     assert float(step.blocked) == 1
 
@@ -228,12 +232,13 @@ def test_after_a_step_that_was_not_finite_no_other_moves_a_weight() -> None:
     """The host learns of it a few steps late on a GPU."""
     poisoned = batch(2)
     poisoned.features_TC[3, 0] = float("nan")
-    step = make_step([poisoned, batch(1)])
+    step = make_step()
     before = snapshot(step)
-    for slot in (0, 1):
+    for inputs in (poisoned, batch(1)):
+        load(step, inputs)
         step.set_lr(1e-2)
-        step.parts["normal"](slot)
-        step.parts["update"](0)
+        step.parts["normal"]()
+        step.parts["update"]()
     assert_untouched({n: before[n] for n in [*step.named, *step.moments()]}, snapshot(step))
 
 
@@ -255,18 +260,19 @@ def facts(number: int, *, rows: tuple[int, ...]) -> BatchFacts:
 
 
 def test_the_state_of_the_optimizer_goes_into_another_step() -> None:
-    one, other = make_step([batch(1), batch(2)]), make_step([batch(1), batch(2)])
+    one, other = make_step(batch(1)), make_step()
     one.set_lr(1e-2)
-    one.parts["normal"](0)
-    one.parts["update"](0)
+    one.parts["normal"]()
+    one.parts["update"]()
     with torch.no_grad():
         for name, parameter in other.named.items():
             parameter.copy_(one.named[name])
     other.load_moments({name: tensor.clone() for name, tensor in one.moments().items()})
     for step in (one, other):
+        load(step, batch(2))
         step.set_lr(1e-2)
-        step.parts["normal"](1)
-        step.parts["update"](0)
+        step.parts["normal"]()
+        step.parts["update"]()
     assert_untouched({**one.named, **one.moments()}, {**other.named, **other.moments()})
     steps = {float(other.optimizer.state[parameter]["step"]) for parameter in other.parameters}
     assert steps == {2.0}

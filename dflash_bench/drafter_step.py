@@ -21,7 +21,8 @@ from dflash.drafter.objective import ObjectiveSettings
 from dflash.drafter.training import BlockLoss, StepInputs
 from dflash.execution import Mode, Runner
 from dflash.train.logbook import GIB
-from dflash.train.step import AdamSettings, TrainStep
+from dflash.train.adamw import AdamSettings
+from dflash.train.step import TrainStep
 from dflash.train.totals import averages
 from dflash_bench.shapes import SHAPES, BenchShape
 

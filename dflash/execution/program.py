@@ -15,12 +15,14 @@ class Region:
 
     It takes tensors of one static shape per signature and contains no host synchronisation. A
     ``kernel`` is compiled on a CUDA device in every mode, also in eager: what it computes has no
-    other form that is worth running there (an attention, an optimizer's pass).
+    other form that is worth running there (an attention, an optimizer's pass). A ``dynamic`` region
+    is called with tensors of many lengths, which one kernel serves.
     """
 
     owner: object
     name: str
     kernel: bool = False
+    dynamic: bool = False
 
 
 class Program(Protocol):

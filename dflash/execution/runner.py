@@ -68,4 +68,4 @@ class Runner:
 
 def _compile_in_place(region: Region) -> None:
     eager: Callable[..., Any] = getattr(region.owner, region.name)
-    setattr(region.owner, region.name, torch.compile(eager, dynamic=False))
+    setattr(region.owner, region.name, torch.compile(eager, dynamic=region.dynamic))

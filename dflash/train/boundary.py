@@ -126,7 +126,7 @@ class Boundary:
                 step=number,
                 shape=self.judge.shape,
                 target=self.target,
-                weights=dict(self.step.named),
+                weights=self.step.masters,
                 state=self.step.moments() | {"totals": self.step.totals.sums},
                 contract=self.contract,
                 progress=Progress(**asdict(self.logbook.counters), best_tau=self.best_tau),

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dflash.config import RunConfig, resolved_devices, resolved_dtype, resolved_gamma
+from dflash.config import RunConfig, resolved_gamma
 from dflash.data.batch import PackedBatch, assemble
 from dflash.data.packing import Packing
 from dflash.data.prepare import prepare
@@ -18,33 +18,18 @@ from dflash.drafter.objective import ObjectiveSettings
 from dflash.drafter.shape import DrafterShape
 from dflash.drafter.training import BlockLoss
 from dflash.drafter.zlab import to_zlab
-from dflash.errors import CheckpointError, ConfigError, DataError
-from dflash.execution import ModeChoice, Runner, choose_mode
+from dflash.errors import CheckpointError, DataError
+from dflash.execution import Runner
 from dflash.pipeline.assembly import Pipeline
 from dflash.pipeline.workers import Assemble
 from dflash.target.model import Target
 from dflash.target.shape import default_shape
+from dflash.train.devices import Devices, settle_devices
+from dflash.train.fit import require_room
 from dflash.train.schedule import Cosine
-from dflash.train.step import AdamSettings, TrainStep
+from dflash.train.adamw import AdamSettings
+from dflash.train.step import TrainStep
 from dflash.train.stored import open_checkpoint
-
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-
-
-@dataclass(frozen=True, slots=True)
-class Devices:
-    """Where everything runs, and in which mode and precision."""
-
-    targets: tuple[str, ...]
-    drafters: tuple[str, ...]
-    mode: ModeChoice
-    target_dtype: torch.dtype
-    compute_dtype: torch.dtype
-
-    @property
-    def num_cpu_workers(self) -> int:
-        """Workers of both sides that compute on the CPU."""
-        return (*self.targets, *self.drafters).count("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,40 +55,7 @@ class Built:
     num_steps: int
     assemble: Assemble
     contract: dict[str, Any]
-
-
-def settle_devices(config: RunConfig) -> Devices:
-    """Resolve devices, dtypes and the execution mode, and check that the devices exist.
-
-    Raises:
-        ConfigError: devices this machine does not have, or drafters of both kinds.
-    """
-    num_cuda = torch.cuda.device_count()
-    targets = resolved_devices(config.target.devices, num_cuda=num_cuda)
-    drafters = resolved_devices(config.drafter.devices, num_cuda=num_cuda)
-    missing = [
-        f"{key}: there is no device {name}"
-        for key, names in (("target.devices", targets), ("drafter.devices", drafters))
-        for name in names
-        if name.startswith("cuda:") and int(name.removeprefix("cuda:")) >= num_cuda
-    ]
-    if missing:
-        raise ConfigError(
-            f"{'; '.join(missing)}; this machine has {num_cuda} CUDA devices",
-            hint='`dflash env` lists them; "cpu" is a device too',
-        )
-    if len({name.partition(":")[0] for name in drafters}) > 1:
-        raise ConfigError(
-            f"drafter.devices = {list(drafters)}: replicas must all be on CUDA devices or all on"
-            " the CPU, since the two round differently and the replicas would drift apart"
-        )
-    return Devices(
-        targets=targets,
-        drafters=drafters,
-        mode=choose_mode(config.execution.mode, drafters),
-        target_dtype=DTYPES[resolved_dtype(config.target.dtype, devices=targets)],
-        compute_dtype=DTYPES[resolved_dtype(config.precision.compute, devices=drafters)],
-    )
+    notes: tuple[str, ...]
 
 
 def load_targets(config: RunConfig, devices: Devices) -> list[Target]:
@@ -162,6 +114,7 @@ def build(config: RunConfig, data_folder: Path) -> Built:
         DflashError: of every kind that a bad input can cause.
     """
     devices = settle_devices(config)
+    notes = (*devices.notes, *require_room(config, fused=devices.mode.mode != "eager"))
     targets = load_targets(config, devices)
     data = read_data(config, targets[0], data_folder)
     shape = default_shape(targets[0], config.drafter)
@@ -191,6 +144,7 @@ def build(config: RunConfig, data_folder: Path) -> Built:
         contract=contract_of(
             config, shape, targets[0], data=data, batches_per_step=batches_per_step
         ),
+        notes=notes,
     )
 
 

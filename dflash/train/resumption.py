@@ -72,9 +72,7 @@ def restore(resumed: Resumed, steps: Iterable[TrainStep], boundary: Boundary) ->
     """Put weights, moments and counters back; the sums wait until the warm-up is over."""
     with torch.no_grad():
         for step in steps:
-            for name, parameter in step.named.items():
-                parameter.copy_(resumed.weights[name])
-            step.load_moments(resumed.state)
+            step.load(resumed.weights, resumed.state)
     progress = resumed.progress.model_dump()
     boundary.best_tau = progress.pop("best_tau")
     boundary.logbook.counters = Counters(**progress)

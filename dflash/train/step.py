@@ -4,29 +4,20 @@ No logging, no I/O and no host synchronisation in here: what the host wants to k
 the device and read by ``dflash.train.totals``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from dflash.drafter.training import COMPILED_PARTS, BlockLoss, StepInputs
 from dflash.execution import Region
+from dflash.train.adamw import AdamSettings, MasterAdamW, adamw_for
 from dflash.train.totals import Totals
 
 ROUNDS = (("normal", "update"), ("metric", "update"))
 ROUNDS_OF_SEVERAL = (("normal", "normal_add", "update"), ("metric", "metric_add", "update"))
-
-
-@dataclass(frozen=True, slots=True)
-class AdamSettings:
-    """AdamW (arXiv 1711.05101) with a clip on the global gradient norm."""
-
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    clip_norm: float
 
 
 class TrainStep:
@@ -49,7 +40,6 @@ class TrainStep:
         accumulates: bool = False,
     ) -> None:
         self.loss = loss
-        self.settings = settings
         self.device = loss.embedding_VD.device
         shape = loss.drafter.shape
         self.batch = StepInputs.allocate(
@@ -59,14 +49,27 @@ class TrainStep:
             dtype=features_dtype,
         )
         self.rounds = ROUNDS_OF_SEVERAL if accumulates else ROUNDS
-        self.named = dict(loss.drafter.named_parameters())
-        self.parameters = list(self.named.values())
-        self.lr = torch.zeros((), device=self.device)
+        named = dict(loss.drafter.named_parameters())
+        self.adam = adamw_for(named, settings, compute=loss.embedding_VD.dtype)
+        self.parameters = list(named.values())
         self.lr_now = 0.0
         self.totals = Totals(loss.block_size, self.device)
-        self.blocked = torch.zeros((), device=self.device)
-        self._divisor = torch.ones((), device=self.device)
-        self.optimizer = self._make_optimizer()
+        # bf16 sums of micro-batches would lose what each adds; one batch's gradient is exact in it
+        self._sums = (
+            [torch.zeros_like(master) for master in self.masters.values()]
+            if accumulates and loss.embedding_VD.dtype != torch.float32
+            else None
+        )
+
+    @property
+    def masters(self) -> dict[str, Tensor]:
+        """The fp32 weights by name: what a checkpoint keeps."""
+        return self.adam.masters
+
+    @property
+    def blocked(self) -> Tensor:
+        """float32, 0-d: 1 from the first non-finite loss or norm on."""
+        return self.adam.blocked
 
     @property
     def loss_sum(self) -> Tensor:
@@ -87,31 +90,34 @@ class TrainStep:
     def parts(self) -> dict[str, Callable[[], None]]:
         """A normal batch, a batch that also measures, a further one, and the optimizer's move."""
         return {
-            "normal": self._normal,
-            "metric": self._metric,
-            "normal_add": self._normal,
-            "metric_add": self._metric,
+            "normal": partial(self._start, with_metrics=False),
+            "metric": partial(self._start, with_metrics=True),
+            "normal_add": partial(self._add, with_metrics=False),
+            "metric_add": partial(self._add, with_metrics=True),
             "update": self._update,
         }
 
     def gradients(self) -> list[Tensor]:
         """What the sum over drafters must add up, after the last micro-batch of a step."""
-        found = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        assert len(found) == len(self.parameters), "a trained parameter has no gradient"
-        return found
+        if self._sums is not None:
+            return self._sums
+        return self._batch_gradients()
 
     def probe(self) -> Tensor:
         """All sums since they were last dropped, float64: loss, weight, gradient norms and more."""
         return self.totals.sums.clone()
 
     def regions(self) -> list[Region]:
-        """What a compiling mode compiles: everything but autograd and the optimizer's kernel."""
-        return [Region(self.loss, name) for name in COMPILED_PARTS]
+        """What a compiling mode compiles: everything but autograd; the optimizer's move always."""
+        regions = [Region(self.loss, name) for name in COMPILED_PARTS]
+        if isinstance(self.adam, MasterAdamW):
+            regions.append(Region(self.adam, "kernel", kernel=True, dynamic=True))
+        return regions
 
     def set_lr(self, lr: float) -> None:
         """Use *lr* from the next update on; a kernel argument, so nothing waits."""
         self.lr_now = lr
-        self.lr.fill_(lr)
+        self.adam.lr.fill_(lr)
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -120,74 +126,55 @@ class TrainStep:
         try:
             yield
         finally:
-            self.optimizer.zero_grad(set_to_none=True)
+            self._drop_gradients()
             self.blocked.zero_()
             self.totals.step_sums.zero_()
             self.totals.zero()
 
-    def _normal(self) -> None:
-        self._backward(with_metrics=False)
+    def load(self, masters: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
+        """Overwrite weights and optimizer state with what ``masters`` and ``moments`` once gave."""
+        self.adam.load(masters, moments)
 
-    def _metric(self) -> None:
-        self._backward(with_metrics=True)
+    def moments(self) -> dict[str, Tensor]:
+        """The optimizer's state by flat name: ``exp_avg.X``, ``exp_avg_sq.X``, and ``step``."""
+        return self.adam.moments()
+
+    def _drop_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _start(self, *, with_metrics: bool) -> None:
+        self._backward(with_metrics=with_metrics)
+        if self._sums is not None:
+            torch._foreach_copy_(self._sums, self._batch_gradients())
+            self._drop_gradients()
+
+    def _add(self, *, with_metrics: bool) -> None:
+        self._backward(with_metrics=with_metrics)
+        if self._sums is not None:
+            torch._foreach_add_(self._sums, self._batch_gradients())
+            self._drop_gradients()
 
     def _backward(self, *, with_metrics: bool) -> None:
         objective = self.loss(self.batch, with_metrics=with_metrics)
         objective.loss_sum.backward()
         self.totals.add(objective)
 
+    def _batch_gradients(self) -> list[Tensor]:
+        found = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        assert len(found) == len(self.parameters), "a trained parameter has no gradient"
+        return found
+
     @torch.no_grad()
     def _update(self) -> None:
+        adam, gradients = self.adam, self.gradients()
         weight = self.weight_sum.float().clamp(min=torch.finfo(torch.float32).tiny)
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients, foreach=True) / weight
+        norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
+        norm = torch.linalg.vector_norm(torch.stack(norms)) / weight
         finite = norm.isfinite() & self.loss_sum.isfinite()
-        torch.maximum(self.blocked, 1.0 - finite.float(), out=self.blocked)
-        clip = (self.settings.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        self._divisor.copy_(weight / clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        torch.maximum(adam.blocked, 1.0 - finite.float(), out=adam.blocked)
+        clip = (adam.settings.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        adam.divisor.copy_(weight / clip)
+        adam.move(gradients)
+        self._drop_gradients()
         self.totals.end_step(norm)
-
-    def _make_optimizer(self) -> torch.optim.AdamW:
-        matrices = [p for p in self.parameters if p.ndim >= 2]  # noqa: PLR2004 - a matrix has 2 axes
-        vectors = [p for p in self.parameters if p.ndim < 2]  # noqa: PLR2004
-        optimizer = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": self.settings.weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
-            lr=self.lr,
-            betas=self.settings.betas,
-            eps=self.settings.eps,
-            fused=True,
-        )
-        # The fused kernel divides every gradient by grad_scale and moves nothing where found_inf
-        # is 1. torch.amp sets the same two attributes; here they carry clip, weight and blocking.
-        optimizer.grad_scale = self._divisor  # type: ignore[attr-defined]
-        optimizer.found_inf = self.blocked  # type: ignore[attr-defined]
-        for parameter in self.parameters:
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), device=self.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-        return optimizer
-
-    def moments(self) -> dict[str, Tensor]:
-        """The optimizer's state by flat name: ``exp_avg.X``, ``exp_avg_sq.X``, and ``step``."""
-        state = self.optimizer.state
-        found = {
-            f"{kind}.{name}": state[parameter][kind]
-            for name, parameter in self.named.items()
-            for kind in ("exp_avg", "exp_avg_sq")
-        }
-        return found | {"step": state[self.parameters[0]]["step"]}
-
-    @torch.no_grad()
-    def load_moments(self, tensors: dict[str, Tensor]) -> None:
-        """Overwrite the optimizer's state with what ``moments`` once returned."""
-        for name, into in self.moments().items():
-            into.copy_(tensors[name])
-        for parameter in self.parameters[1:]:
-            self.optimizer.state[parameter]["step"].copy_(tensors["step"])

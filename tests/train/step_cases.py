@@ -5,7 +5,8 @@ from drafter_cases import TINY, step_inputs, target_tables, tiny_drafter
 
 from dflash.drafter.objective import ObjectiveSettings
 from dflash.drafter.training import BlockLoss, StepInputs
-from dflash.train.step import AdamSettings, TrainStep
+from dflash.train.adamw import AdamSettings
+from dflash.train.step import TrainStep
 
 SETTINGS = AdamSettings(betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, clip_norm=0.5)
 GAMMA = 4.0

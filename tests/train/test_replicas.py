@@ -165,7 +165,7 @@ def trained(place: Path, data: Path, sizes: tuple[int, int]) -> list[TrainStep]:
 
 
 def assert_equal(one: TrainStep, other: TrainStep) -> None:
-    mine, theirs = {**one.named, **one.moments()}, {**other.named, **other.moments()}
+    mine, theirs = {**one.masters, **one.moments()}, {**other.masters, **other.moments()}
     assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
     assert torch.equal(one.totals.sums, other.totals.sums)
 
@@ -177,9 +177,9 @@ def test_replicas_stay_bit_equal_and_train_what_one_drafter_would(
     """N drafters with 6 / N batches a step each, against one drafter with all six."""
     (alone,) = trained(place, tmp_path, (1, 1))
     first = trained(place, tmp_path, sizes)[0]
-    for name, weight in alone.named.items():
+    for name, weight in alone.masters.items():
         # the same float32 gradients added in another order; Adam shows it where they are tiny
-        torch.testing.assert_close(first.named[name], weight, rtol=0, atol=1e-4)
+        torch.testing.assert_close(first.masters[name], weight, rtol=0, atol=1e-4)
     one, many = averages(alone.totals.sums), averages(first.totals.sums)
     assert many.loss == pytest.approx(one.loss, rel=1e-5)
     assert many.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)

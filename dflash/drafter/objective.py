@@ -147,13 +147,16 @@ def chunk_loss(
     logits_RV = F.linear(rows_RD, lm_head_VD)
     label_R1 = labels.reshape(-1, 1)
     # fp32 from here on: bf16 sums over a vocabulary are worthless.
-    logp_RV = F.log_softmax(logits_RV, dim=-1, dtype=torch.float32)
-    ce = -logp_RV.gather(1, label_R1).view(labels.shape)
+    wide_RV = logits_RV.float()
+    normaliser_R1 = wide_RV.logsumexp(dim=-1, keepdim=True)
+    at_label_R1 = logits_RV.gather(1, label_R1).float() - normaliser_R1
+    ce = -at_label_R1.view(labels.shape)
     weight = slot_weights(ce, supervised, settings=settings)
-    number_V = torch.arange(lm_head_VD.shape[0], device=labels.device)
-    probability_RV = logp_RV.exp()
-    slope_RV = torch.where(number_V == label_R1, probability_RV - 1, probability_RV)
-    slope_RV = (slope_RV * weight.view(-1, 1)).to(rows_RD.dtype)
+    weight_R1 = weight.view(-1, 1)
+    # d ce / d logits is the probability, less 1 at the label: written there apart, so that the
+    # pass over the vocabulary compares nothing.
+    slope_RV = ((wide_RV - normaliser_R1).exp() * weight_R1).to(rows_RD.dtype)
+    slope_RV.scatter_(1, label_R1, ((at_label_R1.exp() - 1) * weight_R1).to(rows_RD.dtype))
     correct = None
     if with_metrics:
         correct = logits_RV.argmax(dim=-1).view(labels.shape) == labels

@@ -5,8 +5,9 @@ buffers. A *runner* is a program made ready in one mode; after ``warm_up`` a wor
 feeds and calls it.
 """
 
+from dflash.execution.graphs import capture
 from dflash.execution.modes import Mode, ModeChoice, choose_mode
 from dflash.execution.program import Program, Region
 from dflash.execution.runner import Runner
 
-__all__ = ["Mode", "ModeChoice", "Program", "Region", "Runner", "choose_mode"]
+__all__ = ["Mode", "ModeChoice", "Program", "Region", "Runner", "capture", "choose_mode"]

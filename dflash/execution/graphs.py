@@ -1,0 +1,89 @@
+"""One CUDA graph of one function. Knows nothing of programs, parts or modes."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from dflash.execution.captures import capture_watch
+from dflash.execution.faults import capture_error
+
+
+def capture(
+    body: Callable[[], object],
+    *,
+    device: torch.device,
+    stream: torch.cuda.Stream,
+    pool: Any = None,  # noqa: ANN401 - torch gives the handle no public type
+    what: str = "a function",
+) -> torch.cuda.CUDAGraph:
+    """Record what *body* launches, without running it; ``replay`` of the result runs it.
+
+    Other threads may use the GPU meanwhile, except by calls that wait for the whole device. *body*
+    must have run before, on the same *stream*, so that nothing compiles or is created on first use.
+    Whatever it reads and writes is at the same addresses in every replay; what it allocates lives
+    in *pool* and is reused by the next capture into it, unless somebody still holds it.
+
+    Args:
+        body: launches kernels on the current stream; no host synchronisation.
+        device: the one it runs on.
+        stream: not the default one.
+        pool: ``torch.cuda.graph_pool_handle()``, shared by graphs that never run at once.
+        what: names *body* in an error.
+
+    Raises:
+        CaptureError: something in *body* cannot be captured; nothing is left behind.
+        torch.OutOfMemoryError: as it comes.
+    """
+    capture_watch()
+    graph = torch.cuda.CUDAGraph()
+    broken: BaseException | None = None
+    torch.cuda.synchronize(device)
+    with _no_garbage_collection(), torch.cuda.device(device), torch.cuda.stream(stream):
+        try:
+            _begin(graph, pool)
+            try:
+                body()
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                broken = error
+            graph.capture_end()  # always: only this gives a stream back whose capture is broken
+        except BaseException as error:  # noqa: BLE001 - raised again below, after the first one
+            broken = broken or error
+        if broken is not None:
+            _drop(graph)
+    if broken is None:
+        return graph
+    if isinstance(broken, torch.OutOfMemoryError) or not isinstance(broken, Exception):
+        raise broken
+    raise capture_error(what, device, broken) from broken
+
+
+def _begin(graph: torch.cuda.CUDAGraph, pool: Any) -> None:  # noqa: ANN401
+    # thread_local: what other threads do meanwhile is none of this capture's business.
+    if pool is None:
+        graph.capture_begin(capture_error_mode="thread_local")
+    else:
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep an old graph or module from being destroyed inside a capture, which would break it."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _drop(graph: torch.cuda.CUDAGraph) -> None:
+    """Give back what a failed capture holds; a graph that never came to be has nothing."""
+    try:
+        graph.reset()
+    except RuntimeError:
+        return

@@ -44,6 +44,12 @@ class HangError(DflashError):
     exit_code = 5
 
 
+class ReplicasDifferError(DflashError):
+    """Replicas of one drafter no longer hold the same bits."""
+
+    exit_code = 1
+
+
 class NonFiniteError(DflashError):
     """A loss or gradient norm was NaN or infinite; the optimizer did not move."""
 

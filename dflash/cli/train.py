@@ -86,7 +86,7 @@ def train(  # noqa: PLR0913 - one option each
 
 
 def _rehearse(config: "RunConfig", *, as_json: bool) -> None:
-    from dflash.train.plan import rehearse
+    from dflash.train.rehearsal import rehearse
 
     seen = rehearse(config)
     if as_json:

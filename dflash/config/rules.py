@@ -69,6 +69,10 @@ def _distinct_taps(taps: Collection[int] | str, num_taps: int) -> str:
 def _distinct_devices(devices: Collection[str]) -> str:
     if len(set(devices)) < len(devices):
         return f"names a device twice: {list(devices)}"
+    return _alone_if_auto(devices)
+
+
+def _alone_if_auto(devices: Collection[str]) -> str:
     return '"auto" must stand alone' if "auto" in devices and len(devices) > 1 else ""
 
 
@@ -105,7 +109,7 @@ RULES = (
     Rule(("eval.every_steps", "data.heldout"), _has_prompts),
     Rule(("target.taps", "target.num_taps"), _distinct_taps),
     Rule(("target.devices",), _distinct_devices),
-    Rule(("drafter.devices",), _distinct_devices),
+    Rule(("drafter.devices",), _alone_if_auto),
     Rule(("drafter.num_heads", "drafter.num_kv_heads"), _grouped_heads),
     Rule(("drafter.head_dim",), _even),
     Rule(("objective.gamma", "objective.kind"), _used_gamma),

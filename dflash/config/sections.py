@@ -154,6 +154,17 @@ class ExecutionConfig(Section):
     activation_checkpointing: bool = knob(
         False, "recompute layers in the backward pass: less memory, more time"
     )
+    gradient_sum: Literal["auto", "nccl", "fixed_order"] = knob(
+        "auto",
+        "how several drafters add up; auto is nccl where each has a GPU and all are peers, else"
+        " fixed_order",
+    )
+    check_replicas_every: int = knob(
+        100,
+        "steps between comparisons of several drafters' bits; 0 compares never",
+        unit="steps",
+        ge=0,
+    )
 
 
 class PrecisionConfig(Section):

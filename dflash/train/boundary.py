@@ -11,6 +11,7 @@ from dflash.pipeline.signals import Signals
 from dflash.pipeline.slots import BatchFacts
 from dflash.records import EvalRecord, EventRecord, StepRecord
 from dflash.target.model import Target
+from dflash.train.agreement import Agreement
 from dflash.train.checkpoint import Keeper, Progress, Snapshot
 from dflash.train.evaluation import EvalSettings, evaluate
 from dflash.train.logbook import Logbook
@@ -80,6 +81,7 @@ class Boundary:
     contract: dict[str, Any]
     config_toml: str
     sentinel: Sentinel
+    agreement: Agreement
     logbook: Logbook
     judge: Judge
     keeper: Keeper
@@ -105,12 +107,11 @@ class Boundary:
         stopping = self.signals.stop is not None
         if is_best or stopping or self.agenda.saves(number) or self.signals.checkpoint.is_set():
             self.signals.checkpoint.clear()
-            self._save(number, tau)
+            self._save(number, tau, feed)
         return stopping or self.agenda.ends(number)
 
     def _evaluate(self, number: int, feed: Feed) -> float | None:
-        self.sentinel.look()
-        self.logbook.flush()
+        self._settle(feed)
         record = self.judge.measure(number, feed.life.beat)
         if record is None:
             return None
@@ -118,9 +119,14 @@ class Boundary:
         self.tau = record.tau
         return record.tau
 
-    def _save(self, number: int, tau: float | None) -> None:
+    def _settle(self, feed: Feed) -> None:
+        """Learn all that is still on its way about the steps so far, before their weights count."""
         self.sentinel.look()
+        self.agreement.settle(feed.life)
         self.logbook.flush()
+
+    def _save(self, number: int, tau: float | None, feed: Feed) -> None:
+        self._settle(feed)
         self.last_saved = self.keeper.save(
             Snapshot(
                 step=number,

@@ -24,10 +24,10 @@ from dflash.pipeline.assembly import Pipeline
 from dflash.pipeline.workers import Assemble
 from dflash.target.model import Target
 from dflash.target.shape import default_shape
+from dflash.train.adamw import AdamSettings
 from dflash.train.devices import Devices, settle_devices
 from dflash.train.fit import require_room
 from dflash.train.schedule import Cosine
-from dflash.train.adamw import AdamSettings
 from dflash.train.step import TrainStep
 from dflash.train.stored import open_checkpoint
 

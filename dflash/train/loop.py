@@ -8,6 +8,7 @@ import torch
 
 from dflash.execution import Runner
 from dflash.pipeline.feed import Feed
+from dflash.train.agreement import Agreement
 from dflash.train.boundary import Boundary
 from dflash.train.replicas import GradientSum
 from dflash.train.schedule import Cosine
@@ -25,6 +26,7 @@ class Drafting:
     step: TrainStep
     runner: Runner
     gradient_sum: GradientSum
+    agreement: Agreement
     schedule: Cosine
     wants_metrics: Callable[[int], bool]
     boundary: Boundary | None
@@ -51,6 +53,7 @@ def train_loop(
                 batches = drafting.gradient_sum(drafting.replica, batches, feed.life)
                 drafting.step.set_lr(drafting.schedule.at(step))
                 drafting.runner("update")
+                drafting.agreement(drafting.replica, step + 1)
                 if drafting.boundary is not None and drafting.boundary(step + 1, batches, feed):
                     return
 

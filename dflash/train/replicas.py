@@ -1,13 +1,15 @@
 """Several drafters, one model: the sum of gradients that keeps their weights bit-equal."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.cuda import nccl
 
 from dflash.pipeline.lifeline import TICK_S, Lifeline
 from dflash.pipeline.slots import BatchFacts
+from dflash.train.devices import SumChoice
 from dflash.train.step import TrainStep
 
 
@@ -20,12 +22,16 @@ class Rendezvous:
         self._round = 0
         self._changed = threading.Condition()
 
-    def meet(self, life: Lifeline) -> None:
-        """Return when all parties have come; raise Halted when the run stops first."""
+    def meet(self, life: Lifeline, *, last: Callable[[], None] = lambda: None) -> None:
+        """Return when all parties have come; raise Halted when the run stops first.
+
+        The one that comes last calls *last* before anybody leaves.
+        """
         with self._changed:
             self._arrived += 1
             mine = self._round
             if self._arrived == self._parties:
+                last()
                 self._arrived = 0
                 self._round += 1
                 self._changed.notify_all()
@@ -35,20 +41,53 @@ class Rendezvous:
 
 
 class GradientSum:
-    """Sums gradients and measurements over all drafters of this process, in a fixed order.
+    """Sums gradients and measurements over all drafters of this process, in place.
 
-    Every replica sums its own share of the parameters over all replicas and writes the sum back to
-    each of them, so the work and the traffic are spread evenly, and all replicas receive the very
-    same bits.
+    With ``nccl`` the last drafter to arrive queues the whole sum, for every device on its drafter's
+    own stream, while the others wait: NCCL calls from two threads can deadlock (pytorch#175145),
+    and the streams' order is all the synchronisation there is.
+
+    In ``fixed_order`` every replica sums its own share of the tensors and writes the sum back to
+    all, so that work and traffic are spread evenly. Either way all receive the very same bits.
     """
 
-    def __init__(self, steps: Sequence[TrainStep]) -> None:
+    def __init__(
+        self,
+        steps: Sequence[TrainStep],
+        choice: SumChoice,
+        *,
+        streams: Sequence[torch.cuda.Stream | None],
+    ) -> None:
+        self.choice = choice
         self._steps = steps
+        self._streams = streams
         self._rendezvous = Rendezvous(len(steps))
         self._batches: list[list[BatchFacts]] = [[] for _ in steps]
-        cuda = steps[0].device.type == "cuda"
-        self._queued = [torch.cuda.Event() if cuda else None for _ in steps]
-        self._summed = [torch.cuda.Event() if cuda else None for _ in steps]
+        self._everyone: list[BatchFacts] = []
+        on_gpus = choice.kind == "fixed_order" and steps[0].device.type == "cuda"
+        self._queued = [torch.cuda.Event() if on_gpus else None for _ in steps]
+        self._summed = [torch.cuda.Event() if on_gpus else None for _ in steps]
+        self._visitors = [
+            _visitor(step) if any(step.device != other.device for other in steps) else None
+            for step in (steps if choice.kind == "fixed_order" else ())
+        ]
+
+    def warm_up(self) -> None:
+        """Make NCCL's communicators and connections; in the main thread, before runners warm up.
+
+        Sums as large as those to come take the very paths that they will take, on tensors of their
+        own, whose memory the runners then find in the allocator's cache.
+        """
+        if self.choice.kind != "nccl":
+            return
+        for numel, dtype in _sizes_of_sums(self._steps[0]):
+            copies = []
+            for step, stream in zip(self._steps, self._streams, strict=True):
+                with torch.cuda.stream(stream):
+                    copies.append(torch.zeros(numel, dtype=dtype, device=step.device))
+            self._all_reduce(copies)
+        for step in self._steps:
+            torch.cuda.synchronize(step.device)
 
     def __call__(self, replica: int, batches: list[BatchFacts], life: Lifeline) -> list[BatchFacts]:
         """Called by every drafter's thread after the last of its *batches*; needs no other for one.
@@ -59,13 +98,27 @@ class GradientSum:
         if len(self._steps) == 1:
             return batches
         self._batches[replica] = batches
+        if self.choice.kind == "nccl":
+            self._rendezvous.meet(life, last=self._sum_by_nccl)
+            return self._everyone
         self._meet(self._queued, replica, life)
-        everyone = [facts for share in self._batches for facts in share]
         with torch.no_grad():
             for tensors in self._share(replica):
-                _sum_in_place(tensors, replica)
+                _sum_in_place(tensors, replica, visitor=self._visitors[replica])
         self._meet(self._summed, replica, life)
-        return sorted(everyone, key=lambda facts: facts.number)
+        return self._everyone
+
+    def _sum_by_nccl(self) -> None:
+        self._gather_facts()
+        for copies in self._tensors():
+            self._all_reduce(copies)
+
+    def _all_reduce(self, copies: Sequence[Tensor]) -> None:
+        nccl.all_reduce(copies, streams=self._streams)
+
+    def _gather_facts(self) -> None:
+        everyone = [facts for share in self._batches for facts in share]
+        self._everyone = sorted(everyone, key=lambda facts: facts.number)
 
     def _meet(
         self, events: Sequence[torch.cuda.Event | None], replica: int, life: Lifeline
@@ -73,24 +126,44 @@ class GradientSum:
         mine = events[replica]
         if mine is not None:
             mine.record()
-        self._rendezvous.meet(life)
+        self._rendezvous.meet(life, last=self._gather_facts)
         for event in events:
             if event is not None and event is not mine:
                 event.wait()
 
-    def _share(self, replica: int) -> list[list[Tensor]]:
+    def _tensors(self) -> Iterable[tuple[Tensor, ...]]:
+        """What is summed: for each tensor its copies, one a replica."""
         per_step = [[*step.gradients(), step.totals.step_sums] for step in self._steps]
-        return [
-            list(tensors)
-            for index, tensors in enumerate(zip(*per_step, strict=True))
-            if index % len(self._steps) == replica
-        ]
+        return zip(*per_step, strict=True)
+
+    def _share(self, replica: int) -> list[tuple[Tensor, ...]]:
+        num = len(self._steps)
+        return [copies for index, copies in enumerate(self._tensors()) if index % num == replica]
 
 
-def _sum_in_place(tensors: Sequence[Tensor], replica: int) -> None:
-    here = tensors[replica].device
-    total = tensors[0].to(here, copy=True)
-    for other in tensors[1:]:
-        total += other.to(here)
-    for tensor in tensors:
-        tensor.copy_(total)
+def _sizes_of_sums(step: TrainStep) -> list[tuple[int, torch.dtype]]:
+    """Every different (numel, dtype) that may be summed, the largest first."""
+    found = {(p.numel(), dtype) for p in step.parameters for dtype in (p.dtype, torch.float32)}
+    found.add((step.totals.step_sums.numel(), step.totals.step_sums.dtype))
+    return sorted(found, key=lambda size: -size[0] * size[1].itemsize)
+
+
+def _visitor(step: TrainStep) -> Tensor:
+    """A place for one tensor of another device: bytes for the largest that may be summed."""
+    numel, dtype = _sizes_of_sums(step)[0]
+    return torch.empty(numel * dtype.itemsize, dtype=torch.uint8, device=step.device)
+
+
+def _sum_in_place(copies: Sequence[Tensor], replica: int, *, visitor: Tensor | None) -> None:
+    """Add up all copies in *replica*'s own, starting from it, and write the sum to the others."""
+    total = copies[replica]
+    others = [copy for index, copy in enumerate(copies) if index != replica]
+    for other in others:
+        if other.device != total.device:
+            assert visitor is not None, "there is no place for a tensor of another device"
+            place = visitor[: other.nbytes].view(other.dtype).view(other.shape)
+            total += place.copy_(other, non_blocking=True)
+        else:
+            total += other
+    for other in others:
+        other.copy_(total, non_blocking=True)

@@ -5,22 +5,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from dflash.config import RunConfig, to_toml
 from dflash.execution import Runner
 from dflash.pipeline.assembly import Watchdog
 from dflash.pipeline.cores import cores_shared_by
 from dflash.pipeline.lifeline import Lifeline
 from dflash.pipeline.signals import Signals, listening
-from dflash.pipeline.supervisor import memory_error
 from dflash.pipeline.waiting import Waits
 from dflash.pipeline.workers import Span
 from dflash.records import EvalRecord, EventRecord, RecordWriter, StepRecord, truncate_after
+from dflash.train.agreement import Agreement
 from dflash.train.boundary import Agenda, Boundary, Emit, Judge
-from dflash.train.build import Built, build, make_runners, settle_devices
+from dflash.train.build import Built, build, make_runners
 from dflash.train.checkpoint import Keeper
+from dflash.train.devices import settle_devices
 from dflash.train.evaluation import EvalSettings
+from dflash.train.fit import advised
 from dflash.train.folder import (
     DATA,
     RECORDS,
@@ -78,11 +78,12 @@ def train(config: RunConfig, options: TrainOptions) -> Outcome:
         DflashError: one kind for each way this can fail; nothing written before is lost.
     """
     with claimed(options.run_dir), listening(signals := Signals()):
-        try:
-            with cores_shared_by(settle_devices(config).num_cpu_workers):
-                return _Run(config, options, signals).go()
-        except torch.OutOfMemoryError as error:
-            raise memory_error("the main thread", error) from error
+        devices = settle_devices(config)
+        with (
+            cores_shared_by(devices.num_cpu_workers),
+            advised(config, fused=devices.mode.mode != "eager"),
+        ):
+            return _Run(config, options, signals).go()
 
 
 class _Run:
@@ -104,6 +105,16 @@ class _Run:
         self.resumed = read_start(start, self.built.contract) if start else None
         self.first_step = self.resumed.step if self.resumed else 0
         self.last_step = min(self.built.num_steps, options.max_steps or self.built.num_steps)
+        self.gradient_sum = GradientSum(
+            self.built.steps,
+            self.built.devices.gradient_sum,
+            streams=self.built.pipeline.streams,
+        )
+        self.agreement = Agreement(
+            self.built.steps,
+            every_steps=config.execution.check_replicas_every,
+            last_step=self.last_step,
+        )
         self.judge = Judge(
             target=self.built.targets[0],
             step=self.step,
@@ -178,6 +189,7 @@ class _Run:
             contract=built.contract,
             config_toml=to_toml(config),
             sentinel=Sentinel(built.data.dataset.source_of),
+            agreement=self.agreement,
             logbook=logbook,
             judge=self.judge,
             keeper=self.keeper,
@@ -200,12 +212,19 @@ class _Run:
         """Everything that compiles or allocates for the first time, here in the main thread."""
         built, mode = self.built, self.built.devices.mode
         self.options.say(f"execution mode {mode.mode}: {mode.why}")
+        if len(built.steps) > 1:
+            choice = built.devices.gradient_sum
+            self.options.say(f"gradients are summed by {choice.kind}: {choice.why}")
+        for note in built.notes:
+            self.options.say(note)
         batches_per_step = self.config.optim.accumulate_steps * len(built.steps)
         started = time.perf_counter()
         runners = make_runners(built, batch_number=self.first_step * batches_per_step)
         primed_s = time.perf_counter() - started
+        self.gradient_sum.warm_up()
         for runner in runners:
             runner.warm_up()
+        self.agreement.warm_up(built.pipeline.streams)
         if self.resumed:  # only now, since a rehearsal leaves nothing measured
             self.step.totals.sums.copy_(self.resumed.state["totals"])
         emit(
@@ -222,14 +241,14 @@ class _Run:
     def _run(self, boundary: Boundary, runners: list[Runner]) -> Waits:
         built, config = self.built, self.config
         batches_per_step = config.optim.accumulate_steps * len(built.steps)
-        gradient_sum = GradientSum(built.steps)
         bodies = [
             train_loop(
                 Drafting(
                     replica=index,
                     step=step,
                     runner=runners[index],
-                    gradient_sum=gradient_sum,
+                    gradient_sum=self.gradient_sum,
+                    agreement=self.agreement,
                     schedule=built.schedule,
                     wants_metrics=boundary.logbook.wants,
                     boundary=boundary if index == 0 else None,
@@ -257,6 +276,9 @@ class _Run:
             {
                 "mode": devices.mode.mode,
                 "mode_why": devices.mode.why,
+                "gradient_sum": devices.gradient_sum.kind,
+                "gradient_sum_why": devices.gradient_sum.why,
+                "notes": list(self.built.notes),
                 "target_devices": list(devices.targets),
                 "drafter_devices": list(devices.drafters),
                 "compute_dtype": str(devices.compute_dtype),

@@ -17,13 +17,9 @@ from dflash.pipeline.lifeline import Halted, Lifeline
 from dflash.pipeline.slots import BatchFacts
 from dflash.pipeline.workers import Span
 from dflash.target.shape import default_shape
-from dflash.train.build import (
-    assembler,
-    load_targets,
-    make_steps,
-    read_data,
-    settle_devices,
-)
+from dflash.train.agreement import Agreement
+from dflash.train.build import assembler, load_targets, make_steps, read_data
+from dflash.train.devices import SumChoice, settle_devices
 from dflash.train.loop import Drafting, train_loop
 from dflash.train.replicas import GradientSum, Rendezvous
 from dflash.train.schedule import Cosine
@@ -31,6 +27,7 @@ from dflash.train.step import TrainStep
 from dflash.train.totals import averages
 
 CPU = torch.device("cpu")
+FIXED_ORDER = SumChoice("fixed_order", "a test")
 SCHEDULE = Cosine(peak=1e-2, floor=0.0, warmup_steps=1, num_steps=8)
 
 
@@ -90,7 +87,7 @@ def test_every_replica_holds_the_very_same_sum_and_learns_of_every_batch(num_rep
         [*[p.grad.double() for p in step.parameters], step.totals.step_sums.clone()]
         for step in steps
     ]
-    summing = GradientSum(steps)
+    summing = GradientSum(steps, FIXED_ORDER, streams=[None] * num_replicas)
     heard: dict[int, list[int]] = {}
 
     def body(replica: int) -> None:
@@ -112,15 +109,16 @@ def test_one_drafter_has_nobody_to_sum_with() -> None:
     step = make_step(batch(0))
     step.parts["normal"]()
     before = [p.grad.clone() for p in step.parameters]
-    assert GradientSum([step])(0, [facts(4)], Lifeline()) == [facts(4)]
+    summing = GradientSum([step], SumChoice("none", "a test"), streams=[None])
+    assert summing(0, [facts(4)], Lifeline()) == [facts(4)]
     assert all(torch.equal(p.grad, g) for p, g in zip(step.parameters, before, strict=True))
 
 
 def trained(place: Path, data: Path, sizes: tuple[int, int]) -> list[TrainStep]:
     """Four steps of six batches through the real pipeline; return the replicas' steps.
 
-    *sizes* are targets and drafters, all on the CPU; the configuration refuses to name one device
-    twice, so the lists are made here. After every step the replicas are compared.
+    *sizes* are targets and drafters, all on the CPU; the configuration refuses to name a target's
+    device twice, so the lists are made here. After every step the replicas are compared.
     """
     accumulate_steps = 6 // sizes[1]
     config = tiny_config(place)
@@ -130,7 +128,9 @@ def trained(place: Path, data: Path, sizes: tuple[int, int]) -> list[TrainStep]:
     pipeline = Pipeline(targets, [CPU] * sizes[1], token_budget=128, features_dtype=torch.float32)
     shape = default_shape(targets[0], config.drafter)
     steps = make_steps(config, devices, shape, targets=targets)
-    summing, meeting = GradientSum(steps), Rendezvous(sizes[1])
+    summing = GradientSum(steps, FIXED_ORDER, streams=[None] * sizes[1])
+    agreement = Agreement(steps, every_steps=1, last_step=4)
+    meeting = Rendezvous(sizes[1])
 
     def drafter(replica: int) -> Callable[[Feed], None]:
         drafting = Drafting(
@@ -138,6 +138,7 @@ def trained(place: Path, data: Path, sizes: tuple[int, int]) -> list[TrainStep]:
             step=steps[replica],
             runner=Runner(steps[replica], "eager"),
             gradient_sum=summing,
+            agreement=agreement,
             schedule=SCHEDULE,
             wants_metrics=lambda _: True,
             boundary=None,

@@ -15,7 +15,7 @@ from dflash.config import load, to_toml
 from dflash.errors import ConfigError, DataError, DeviceMemoryError, UsageError
 from dflash.records import EvalRecord, EventRecord, RecordWriter, StepRecord, read_records
 from dflash.train.build import build
-from dflash.train.plan import rehearse
+from dflash.train.rehearsal import rehearse
 
 
 @pytest.fixture(scope="module")

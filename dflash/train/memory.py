@@ -1,0 +1,199 @@
+"""The memory plan: what each device will hold, predicted from sizes alone.
+
+Predictions count what is kept at the moment of the highest peak, the start of the drafter's
+backward pass. How they compare with memory there is, and with what was used, is in ``fit`` and
+``rehearsal``.
+"""
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+import torch
+
+from dflash.config import RunConfig, resolved_devices, resolved_dtype
+from dflash.drafter.masks import num_anchors_for
+from dflash.drafter.objective import ObjectiveSettings
+from dflash.drafter.shape import DrafterShape
+from dflash.pipeline.assembly import SLOTS_PER_TARGET
+from dflash.pipeline.slots import slot_bytes
+from dflash.target.shape import shape_for
+from dflash.target.sizes import TargetSizes
+
+GIB = float(2**30)
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+STAGINGS = 2
+"""Batches that a target keeps on its own device on their way to a drafter on another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSizes:
+    """Everything that the memory of a run depends on.
+
+    ``fused`` says that the layers are compiled, whatever replays them: then a norm or product that
+    is cheap to make again is not kept for the backward pass.
+    """
+
+    target: TargetSizes
+    shape: DrafterShape
+    targets: tuple[str, ...]
+    drafters: tuple[str, ...]
+    target_dtype: torch.dtype
+    compute_dtype: torch.dtype
+    token_budget: int
+    anchor_density: float
+    accumulate_steps: int
+    checkpoint: bool
+    fused: bool
+    chunk_blocks: int = ObjectiveSettings().chunk_blocks
+
+    @property
+    def num_anchors(self) -> int:
+        """N."""
+        return num_anchors_for(self.token_budget, self.anchor_density, self.shape.block_size)
+
+    @property
+    def slots_per_drafter(self) -> int:
+        """Feature slots on each drafter's device."""
+        return SLOTS_PER_TARGET * math.ceil(len(self.targets) / len(self.drafters))
+
+    @property
+    def batch_bytes(self) -> int:
+        """One packed batch with its features."""
+        return slot_bytes(
+            token_budget=self.token_budget,
+            features_width=self.target.features_width,
+            dtype=self.compute_dtype,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePlan:
+    """Bytes on one device by what they are for; where a run was made, the peaks that it measured.
+
+    ``reserved_bytes`` is what torch took from a GPU, with the gaps between tensors.
+    """
+
+    device: str
+    items: dict[str, int]
+    measured_bytes: int | None = None
+    reserved_bytes: int | None = None
+
+    @property
+    def predicted_bytes(self) -> int:
+        return sum(self.items.values())
+
+
+def run_sizes(config: RunConfig, target: TargetSizes, *, num_cuda: int, fused: bool) -> RunSizes:
+    """Take the sizes of a run from its configuration, on a machine with *num_cuda* GPUs."""
+    targets = resolved_devices(config.target.devices, num_cuda=num_cuda)
+    drafters = resolved_devices(config.drafter.devices, num_cuda=num_cuda)
+    return RunSizes(
+        target=target,
+        shape=shape_for(
+            target.config,
+            config.drafter,
+            taps=target.taps,
+            vocab_size=target.vocab_size,
+            mask_token_id=0,  # any: it takes no memory, and the tokenizer that knows it may be away
+        ),
+        targets=targets,
+        drafters=drafters,
+        target_dtype=DTYPES[resolved_dtype(config.target.dtype, devices=targets)],
+        compute_dtype=DTYPES[resolved_dtype(config.precision.compute, devices=drafters)],
+        token_budget=config.data.token_budget,
+        anchor_density=config.data.anchor_density,
+        accumulate_steps=config.optim.accumulate_steps,
+        checkpoint=config.execution.activation_checkpointing,
+        fused=fused,
+    )
+
+
+def memory_plan(sizes: RunSizes) -> list[DevicePlan]:
+    """Predict the peak of every device of a run."""
+    items: dict[str, Counter[str]] = defaultdict(Counter)
+    for device in sizes.targets:
+        items[device].update(target_items(sizes, device))
+    for device in sizes.drafters:
+        items[device].update(drafter_items(sizes, on_gpu=device != "cpu"))
+        items[device]["feature slots"] += sizes.slots_per_drafter * sizes.batch_bytes
+        items[device]["the step's own batch"] += sizes.batch_bytes
+    for device in set(sizes.drafters) - set(sizes.targets):
+        items[device]["embedding and LM head"] = sizes.target.tables * sizes.compute_dtype.itemsize
+    return [DevicePlan(device=name, items=dict(parts)) for name, parts in sorted(items.items())]
+
+
+def target_items(sizes: RunSizes, device: str) -> dict[str, int]:
+    """The frozen model, its forward's peak, and the batches it hands to other devices."""
+    target, size = sizes.target, sizes.target_dtype.itemsize
+    elsewhere = any(drafter != device for drafter in sizes.drafters)
+    return {
+        "target weights": target.num_parameters * size,
+        "target forward": sizes.token_budget * target.forward_width * size,
+        "batches on their way": STAGINGS * sizes.batch_bytes if elsewhere else 0,
+    }
+
+
+def drafter_items(sizes: RunSizes, *, on_gpu: bool) -> dict[str, int]:
+    """One replica, its optimizer, and a step's peak."""
+    shape, size = sizes.shape, sizes.compute_dtype.itemsize
+    rows = sizes.num_anchors * shape.block_size
+    kept_layers = 1 if sizes.checkpoint else shape.num_layers
+    between = rows * shape.hidden_size * size * shape.num_layers if sizes.checkpoint else 0
+    a_layer = layer_activation_bytes(shape, sizes.token_budget, rows, size=size, fused=sizes.fused)
+    chunk_rows = min(sizes.chunk_blocks, sizes.num_anchors) * (shape.block_size - 1)
+    if not on_gpu:
+        a_layer += dense_attention_bytes(shape, sizes.num_anchors, sizes.token_budget)
+    return {
+        **weight_items(sizes),
+        "activations of the layers": between + kept_layers * a_layer,
+        "gradients of attention weights": 0
+        if on_gpu
+        else 2 * dense_attention_bytes(shape, sizes.num_anchors, sizes.token_budget),
+        "block embeddings and hidden states": 4 * rows * shape.hidden_size * size,
+        # bf16 logits and one fp32 copy; without a compiler four of them, one for each operation
+        "LM head chunk": chunk_rows * shape.vocab_size * (size + (4 if sizes.fused else 16)),
+    }
+
+
+def weight_items(sizes: RunSizes) -> dict[str, int]:
+    """Weights, gradients and optimizer state of one replica."""
+    num = sizes.shape.num_parameters
+    if sizes.compute_dtype == torch.float32:
+        return {"fp32 weights": 4 * num, "fp32 gradients": 4 * num, "AdamW moments": 8 * num}
+    return {
+        "bf16 weights": 2 * num,
+        "fp32 masters": 4 * num,
+        "bf16 gradients": 2 * num,
+        "fp32 sums of gradients": 4 * num if sizes.accumulate_steps > 1 else 0,
+        "AdamW moments": 8 * num,
+    }
+
+
+def layer_activation_bytes(
+    shape: DrafterShape, context_rows: int, block_rows: int, *, size: int, fused: bool
+) -> int:
+    """Bytes one decoder layer keeps for its backward pass.
+
+    Fused, per block row: the residual before each sublayer and its two norms (4 D), queries before
+    and after norm and rotation and the attention's output (3 H d), gate, up and their product
+    (3 I); per key row (context and block): k before and after norm and rotation, and v (3 kv d).
+    Else also every norm's fp32 input and unscaled output, and the MLP's activation.
+    """
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    queries = shape.num_heads * shape.head_dim
+    keys = shape.num_kv_heads * shape.head_dim
+    if fused:
+        per_block_row, per_key_row = 4 * hidden + 3 * queries + 3 * inner, 3 * keys
+        return size * (block_rows * per_block_row + (context_rows + block_rows) * per_key_row)
+    per_block_row = (2 * hidden + queries) * (4 + size) + size * (
+        2 * hidden + 3 * queries + 4 * inner
+    )
+    per_key_row = keys * (4 + 3 * size)
+    return block_rows * per_block_row + (context_rows + block_rows) * per_key_row
+
+
+def dense_attention_bytes(shape: DrafterShape, num_anchors: int, context_rows: int) -> int:
+    """Bytes of one layer's fp32 attention weights, where no kernel of flex attention runs."""
+    keys = context_rows + shape.block_size
+    return 4 * shape.num_heads * num_anchors * shape.block_size * keys

@@ -1,6 +1,6 @@
 """From a configuration to everything a run works with, all of it allocated, nothing started."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,18 @@ def build(config: RunConfig, data_folder: Path) -> Built:
     """
     devices = settle_devices(config)
     notes = (*devices.notes, *require_room(config, fused=devices.mode.mode != "eager"))
-    targets = load_targets(config, devices)
+    built = build_around(load_targets(config, devices), config, data_folder, devices=devices)
+    return replace(built, notes=notes)
+
+
+def build_around(
+    targets: list[Target], config: RunConfig, data_folder: Path, *, devices: Devices
+) -> Built:
+    """The same around targets that are there already, one on each target device.
+
+    Raises:
+        DflashError: of every kind that bad data or a bad shape can cause.
+    """
     data = read_data(config, targets[0], data_folder)
     shape = default_shape(targets[0], config.drafter)
     batches_per_step = config.optim.accumulate_steps * len(devices.drafters)
@@ -144,7 +155,7 @@ def build(config: RunConfig, data_folder: Path) -> Built:
         contract=contract_of(
             config, shape, targets[0], data=data, batches_per_step=batches_per_step
         ),
-        notes=notes,
+        notes=devices.notes,
     )
 
 

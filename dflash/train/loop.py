@@ -2,20 +2,27 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from dflash.execution import Runner
 from dflash.pipeline.feed import Feed
 from dflash.train.agreement import Agreement
-from dflash.train.boundary import Boundary
 from dflash.train.replicas import GradientSum
 from dflash.train.schedule import Cosine
 from dflash.train.step import TrainStep
 
 if TYPE_CHECKING:
     from dflash.pipeline.slots import BatchFacts
+
+
+class AfterStep(Protocol):
+    """What happens between two steps; ``boundary.Boundary`` in a run. True ends the loop."""
+
+    def start(self, feed: Feed) -> None: ...
+
+    def __call__(self, number: int, batches: "list[BatchFacts]", feed: Feed) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +36,7 @@ class Drafting:
     agreement: Agreement
     schedule: Cosine
     wants_metrics: Callable[[int], bool]
-    boundary: Boundary | None
+    boundary: AfterStep | None
     stream: torch.cuda.Stream | None
 
 

@@ -16,13 +16,15 @@ class Region:
     It takes tensors of one static shape per signature and contains no host synchronisation. A
     ``kernel`` is compiled on a CUDA device in every mode, also in eager: what it computes has no
     other form that is worth running there (an attention, an optimizer's pass). A ``dynamic`` region
-    is called with tensors of many lengths, which one kernel serves.
+    is called with tensors of many lengths, which one kernel serves. ``constants`` are tensors it is
+    called with that never move, beside parameters: a graph reads them where they are.
     """
 
     owner: object
     name: str
     kernel: bool = False
     dynamic: bool = False
+    constants: tuple[Tensor, ...] = ()
 
 
 class Program(Protocol):
@@ -32,8 +34,12 @@ class Program(Protocol):
     ``(("normal", "update"), ("metric", "update"))``; a runner runs no part outside of them, but
     may repeat one that follows itself. ``rehearsal`` is a context in which parts may be called
     without leaving a trace in weights, optimizer state or measurements. ``probe`` is a float64
-    vector on the device: sums over what the rounds have left (loss, weight, gradient norm), by
-    which two ways of running them are compared.
+    vector on the device: sums over what the rounds of a rehearsal have left so far (loss, weight,
+    gradient norm), by which two ways of running them are compared.
+
+    ``carried`` are the tensors that a part leaves for the next one without a buffer of their own:
+    gradients, None where there is none. A captured part runs no Python, so ``carry`` is told what
+    its graph has left instead.
     """
 
     @property
@@ -53,3 +59,7 @@ class Program(Protocol):
     def rehearsal(self) -> AbstractContextManager[None]: ...
 
     def probe(self) -> Tensor: ...
+
+    def carried(self) -> Sequence[Tensor | None]: ...
+
+    def carry(self, tensors: Sequence[Tensor | None]) -> None: ...

@@ -104,7 +104,10 @@ class FusedAdamW(AdamW):
             betas=settings.betas,
             eps=settings.eps,
             fused=True,
+            capturable=self.lr.is_cuda,
         )
+        # It is launched before it is captured, of which torch would warn.
+        self._torch._warned_capturable_if_run_uncaptured = True  # noqa: SLF001
         # The fused kernel divides every gradient by grad_scale and moves nothing where found_inf
         # is 1. torch.amp sets the same two attributes; here they carry clip, weight and blocking.
         self._torch.grad_scale = self.divisor  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ No logging, no I/O and no host synchronisation in here: what the host wants to k
 the device and read by ``dflash.train.totals``.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -107,9 +107,19 @@ class TrainStep:
         """All sums since they were last dropped, float64: loss, weight, gradient norms and more."""
         return self.totals.sums.clone()
 
+    def carried(self) -> list[Tensor | None]:
+        """What a part leaves for the next one: the parameters' gradients."""
+        return [parameter.grad for parameter in self.parameters]
+
+    def carry(self, tensors: Sequence[Tensor | None]) -> None:
+        """Let *tensors* be the parameters' gradients."""
+        for parameter, gradient in zip(self.parameters, tensors, strict=True):
+            parameter.grad = gradient
+
     def regions(self) -> list[Region]:
         """What a compiling mode compiles: everything but autograd; the optimizer's move always."""
-        regions = [Region(self.loss, name) for name in COMPILED_PARTS]
+        frozen = (self.loss.embedding_VD, self.loss.lm_head_VD)
+        regions = [Region(self.loss, name, constants=frozen) for name in COMPILED_PARTS]
         if isinstance(self.adam, MasterAdamW):
             regions.append(Region(self.adam, "kernel", kernel=True, dynamic=True))
         return regions
@@ -121,15 +131,18 @@ class TrainStep:
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Run parts inside without a trace: updates are blocked, gradients and sums dropped."""
+        """Run parts inside without a trace: no update moves, and sums are put back."""
+        kept = (self.blocked, self.totals.sums, self.totals.step_sums)
+        before = [tensor.clone() for tensor in kept]
+        self.totals.zero()
+        self.totals.step_sums.zero_()
         self.blocked.fill_(1.0)
         try:
             yield
         finally:
             self._drop_gradients()
-            self.blocked.zero_()
-            self.totals.step_sums.zero_()
-            self.totals.zero()
+            for tensor, value in zip(kept, before, strict=True):
+                tensor.copy_(value)
 
     def load(self, masters: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
         """Overwrite weights and optimizer state with what ``masters`` and ``moments`` once gave."""

@@ -185,14 +185,13 @@ def test_a_rehearsal_leaves_every_bit_as_it_was() -> None:
     step.set_lr(1e-2)
     step.parts["update"]()
     before = snapshot(step)
-    del before["sums"]  # what was measured is dropped: a rehearsal comes before anything is
     load(step, batch(2))
     with step.rehearsal():
         for _ in range(2):
             for part in step.parts.values():
                 part()
     assert_untouched(before, snapshot(step))
-    assert float(step.totals.sums.abs().sum()) == 0
+    assert float(step.totals.sums.abs().sum()) > 0
     assert all(parameter.grad is None for parameter in step.parameters)
 
 

@@ -1,7 +1,6 @@
 """Puts rings, lanes and workers together for M targets and N drafters."""
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 
 from dflash.pipeline.feed import Feed
+from dflash.pipeline.gate import Gate, Opening
 from dflash.pipeline.idle import StreamIdle
 from dflash.pipeline.lane import TargetLane
 from dflash.pipeline.lifeline import Lifeline
@@ -88,28 +88,32 @@ class Pipeline:
         *,
         life: Lifeline,
         watchdog: Watchdog,
+        opening: Opening = Opening(),  # noqa: B008 - frozen
     ) -> Waits:
         """Run batches *span* through targets and *drafters* until drafter 0 returns.
+
+        No other thread does anything before *opening* is over.
 
         Raises:
             DflashError: what ``supervise`` raises.
         """
         rings = self._rings(span)
+        gate = Gate(opening, len(drafters), life)
         load = partial(load_batches, assemble, rings.host, span=span, life=life)
-        workers = [Worker("loader", load)]
+        workers = [Worker("loader", gate.held(load))]
         for index, lane in enumerate(self.lanes):
             numbers = span.of(index, len(self.lanes))
             host = rings.host[index]
             body = partial(run_target, lane, host, rings.features, numbers=numbers, life=life)
-            workers.append(Worker(f"target-{index}", body))
-        started = time.perf_counter()
+            workers.append(Worker(f"target-{index}", gate.held(body)))
 
         def waits() -> Waits:
-            return rings.waits(time.perf_counter() - started)
+            return rings.waits(gate.open_s)
 
         for index, drafter in enumerate(drafters):
             feed = Feed(rings.features[index], life, idle=rings.drafter_idle[index], waits=waits)
-            workers.append(Worker(f"drafter-{index}", partial(drafter, feed), decisive=index == 0))
+            body = gate.entered(index, partial(drafter, feed))
+            workers.append(Worker(f"drafter-{index}", body, decisive=index == 0))
         supervise(workers, life, watchdog_s=watchdog.limit_s, stacks_file=watchdog.stacks_file)
         return waits()
 

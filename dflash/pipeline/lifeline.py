@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 TICK_S = 0.2
 """How often a waiting thread looks whether the run was stopped; bounds the time to a full stop."""
@@ -19,6 +21,7 @@ class Lifeline:
         self._lock = threading.Lock()
         self._failure: tuple[str, BaseException] | None = None
         self._last_beat_s = time.monotonic()
+        self._num_excused = 0
 
     def beat(self) -> None:
         """Report progress; the watchdog counts from the latest beat."""
@@ -26,8 +29,20 @@ class Lifeline:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since any thread last reported progress."""
-        return time.monotonic() - self._last_beat_s
+        """Seconds since any thread last reported progress; 0 while one is excused."""
+        return 0.0 if self._num_excused else time.monotonic() - self._last_beat_s
+
+    @contextmanager
+    def excused(self) -> Iterator[None]:
+        """Let the calling thread be silent inside for as long as it takes."""
+        with self._lock:
+            self._num_excused += 1
+        try:
+            yield
+        finally:
+            self.beat()
+            with self._lock:
+                self._num_excused -= 1
 
     def halt(self) -> None:
         """Ask every thread to end at its next wait."""

@@ -1,0 +1,71 @@
+"""Drafters enter one at a time, and nobody starts before all have."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from dflash.pipeline.gate import Gate, Opening
+from dflash.pipeline.lifeline import Halted, Lifeline
+from dflash.pipeline.supervisor import Worker, supervise
+
+NUM_DRAFTERS = 3
+
+
+def test_drafters_enter_one_at_a_time_and_then_everybody_starts() -> None:
+    inside: list[str] = []
+    happened: list[str] = []
+
+    def enter(drafter: int) -> Callable[[], None]:
+        def body() -> None:
+            inside.append(threading.current_thread().name)
+            time.sleep(0.02)
+            assert inside == [threading.current_thread().name]
+            inside.clear()
+            happened.append(f"entered {drafter}")
+
+        return body
+
+    opening = Opening([enter(n) for n in range(NUM_DRAFTERS)], lambda: happened.append("open"))
+    life = Lifeline()
+    gate = Gate(opening, NUM_DRAFTERS, life)
+    workers = [Worker("target", gate.held(lambda: happened.append("target")), decisive=True)]
+    for n in range(NUM_DRAFTERS):
+        body = gate.entered(n, lambda: happened.append("step"))
+        workers.append(Worker(f"drafter-{n}", body, decisive=True))
+    assert gate.open_s == 0.0
+    supervise(workers, life, watchdog_s=60.0, stacks_file=None)
+    assert set(happened[:NUM_DRAFTERS]) == {f"entered {n}" for n in range(NUM_DRAFTERS)}
+    assert happened[NUM_DRAFTERS] == "open"
+    assert sorted(happened[NUM_DRAFTERS + 1 :]) == [*["step"] * NUM_DRAFTERS, "target"]
+    assert gate.open_s > 0.0
+
+
+def test_entering_may_take_longer_than_the_watchdog_waits() -> None:
+    life = Lifeline()
+    gate = Gate(Opening([lambda: time.sleep(0.6)]), 1, life)
+    supervise(
+        [Worker("drafter-0", gate.entered(0, life.beat), decisive=True)],
+        life,
+        watchdog_s=0.2,
+        stacks_file=None,
+    )
+
+
+def test_who_cannot_enter_ends_the_run_and_nobody_starts() -> None:
+    life, started = Lifeline(), threading.Event()
+
+    def refuse() -> None:
+        raise ZeroDivisionError("no capture here")
+
+    gate = Gate(Opening([refuse]), 1, life)
+    workers = [
+        Worker("drafter-0", gate.entered(0, started.set), decisive=True),
+        Worker("target-0", gate.held(started.set)),
+    ]
+    with pytest.raises(Exception, match="drafter-0 died of ZeroDivisionError: no capture here"):
+        supervise(workers, life, watchdog_s=60.0, stacks_file=None)
+    assert not started.is_set()
+    with pytest.raises(Halted):
+        gate.held(started.set)()

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from dflash.cli.output import leave_now, print_json, print_table, talk
+from dflash.cli.memory import print_forecast, print_rehearsal
+from dflash.cli.output import leave_now, print_json, talk
 from dflash.errors import STOPPED_EXIT, UsageError
-
-GIB = float(2**30)
 
 if TYPE_CHECKING:
     from dflash.config import RunConfig
@@ -35,6 +34,14 @@ DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="load all, run one step, print the memory plan, write nothing"),
 ]
+Plan = Annotated[
+    bool,
+    typer.Option("--plan", help="with --dry-run: memory of every device; needs no GPU, no weights"),
+]
+DeviceGib = Annotated[
+    float | None,
+    typer.Option("--device-gib", min=0.1, help="with --plan: memory of every GPU, in GiB"),
+]
 ProgressOption = Annotated[str, typer.Option("--progress", help="auto, rich, plain or none")]
 WatchdogOption = Annotated[
     float,
@@ -51,6 +58,8 @@ def train(  # noqa: PLR0913 - one option each
     resume: Resume = "auto",
     max_steps: MaxSteps = None,
     dry_run: DryRun = False,
+    plan: Plan = False,
+    device_gib: DeviceGib = None,
     progress: ProgressOption = "auto",
     watchdog: WatchdogOption = 300.0,
     as_json: AsJson = False,
@@ -64,9 +73,16 @@ def train(  # noqa: PLR0913 - one option each
 
     if progress not in ("auto", "rich", "plain", "none"):
         raise UsageError(f"--progress {progress}: must be one of auto, rich, plain, none")
+    if plan and not dry_run:
+        raise UsageError("--plan trains nothing: it belongs to --dry-run")
+    if device_gib is not None and not plan:
+        raise UsageError("--device-gib belongs to --dry-run --plan")
     settled = load(config, overrides or ()).config
+    if plan:
+        print_forecast(settled, device_gib=device_gib, as_json=as_json)
+        return
     if dry_run:
-        _rehearse(settled, as_json=as_json)
+        print_rehearsal(settled, as_json=as_json)
         return
     folder = run_dir or Path("runs") / config.stem
     outcome = _run(
@@ -83,28 +99,6 @@ def train(  # noqa: PLR0913 - one option each
         print("\n".join(_lines(outcome, folder)))
     if outcome.signal is not None:
         raise typer.Exit(STOPPED_EXIT)
-
-
-def _rehearse(config: "RunConfig", *, as_json: bool) -> None:
-    from dflash.train.rehearsal import rehearse
-
-    seen = rehearse(config)
-    if as_json:
-        print_json(asdict(seen))
-        return
-    print(
-        f"one step: loss {seen.loss:.3f}, {seen.step_s:.3f} s after {seen.warm_up_s:.1f} s of"
-        f" warm-up; mode {seen.mode}, {seen.mode_why}"
-    )
-    print(
-        f"{seen.num_steps} steps over {seen.num_documents} documents, packed to"
-        f" {seen.fill:.1%}; {seen.num_parameters:,} parameters, {seen.num_anchors} anchors a batch"
-    )
-    for plan in seen.plans:
-        rows = [(f"{size / GIB:.3f}", name) for name, size in plan.items.items()]
-        rows.append((f"{plan.predicted_bytes / GIB:.3f}", "predicted peak"))
-        rows.append((f"{(plan.measured_bytes or 0) / GIB:.3f}", "measured peak"))
-        print_table(("GiB", plan.device), rows)
 
 
 def _run(

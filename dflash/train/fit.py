@@ -127,8 +127,7 @@ def advice(sizes: RunSizes, bad: Sequence[Fit]) -> str:
             continue
         enough = all(fit.state == "fits" for fit in after)
         settled |= {key} if enough else set()
-        each = ", ".join(f"{fit.plan.device} {_gib(fit.plan.predicted_bytes)}" for fit in after)
-        shown.append(f"{key}{value} -> {each}" + ("" if enough else " (not enough alone)"))
+        shown.append(f"{key}{value} -> {_each(after)}" + ("" if enough else " (not enough alone)"))
     return "; ".join(shown) or "take devices with more memory, or a smaller target"
 
 
@@ -171,6 +170,13 @@ def _names(config: RunConfig) -> tuple[str, ...]:
     num_cuda = torch.cuda.device_count()
     sides = (config.target.devices, config.drafter.devices)
     return tuple(name for side in sides for name in resolved_devices(side, num_cuda=num_cuda))
+
+
+def _each(after: Sequence[Fit]) -> str:
+    sizes = {fit.plan.device: _gib(fit.plan.predicted_bytes) for fit in after}
+    if len(set(sizes.values())) > 1:
+        return ", ".join(f"{device} {size}" for device, size in sizes.items())
+    return next(iter(sizes.values())) + (" each" if len(sizes) > 1 else "")
 
 
 def _gib(size: float) -> str:

@@ -135,37 +135,43 @@ def target_items(sizes: RunSizes, device: str) -> dict[str, int]:
 
 
 def drafter_items(sizes: RunSizes, *, on_gpu: bool) -> dict[str, int]:
-    """One replica, its optimizer, and a step's peak."""
+    """One replica, its optimizer, and a step's peak: where its backward pass begins."""
     shape, size = sizes.shape, sizes.compute_dtype.itemsize
     rows = sizes.num_anchors * shape.block_size
     kept_layers = 1 if sizes.checkpoint else shape.num_layers
     between = rows * shape.hidden_size * size * shape.num_layers if sizes.checkpoint else 0
     a_layer = layer_activation_bytes(shape, sizes.token_budget, rows, size=size, fused=sizes.fused)
-    chunk_rows = min(sizes.chunk_blocks, sizes.num_anchors) * (shape.block_size - 1)
-    if not on_gpu:
-        a_layer += dense_attention_bytes(shape, sizes.num_anchors, sizes.token_budget)
+    dense = 0 if on_gpu else dense_attention_bytes(shape, sizes.num_anchors, sizes.token_budget)
+    activations = between + kept_layers * (a_layer + dense)
     return {
-        **weight_items(sizes),
-        "activations of the layers": between + kept_layers * a_layer,
-        "gradients of attention weights": 0
-        if on_gpu
-        else 2 * dense_attention_bytes(shape, sizes.num_anchors, sizes.token_budget),
+        **weight_items(sizes, activations=activations),
+        "activations of the layers": activations,
+        "gradients of attention weights": 2 * dense,
         "block embeddings and hidden states": 4 * rows * shape.hidden_size * size,
-        # bf16 logits and one fp32 copy; without a compiler four of them, one for each operation
-        "LM head chunk": chunk_rows * shape.vocab_size * (size + (4 if sizes.fused else 16)),
+        "LM head chunk or a layer's backward": max(
+            _head_chunk_bytes(sizes), 2 * rows * shape.intermediate_size * size
+        ),
     }
 
 
-def weight_items(sizes: RunSizes) -> dict[str, int]:
-    """Weights, gradients and optimizer state of one replica."""
-    num = sizes.shape.num_parameters
+def weight_items(sizes: RunSizes, *, activations: int) -> dict[str, int]:
+    """Weights, gradients and optimizer state of one replica.
+
+    A batch's gradients take the place of activations that the backward pass has done with, so they
+    add only what they are larger by; what is summed over batches stays.
+    """
+    num, accumulates = sizes.shape.num_parameters, sizes.accumulate_steps > 1
     if sizes.compute_dtype == torch.float32:
-        return {"fp32 weights": 4 * num, "fp32 gradients": 4 * num, "AdamW moments": 8 * num}
+        return {
+            "fp32 weights": 4 * num,
+            "fp32 gradients": 4 * num if accumulates else max(0, 4 * num - activations),
+            "AdamW moments": 8 * num,
+        }
     return {
         "bf16 weights": 2 * num,
         "fp32 masters": 4 * num,
-        "bf16 gradients": 2 * num,
-        "fp32 sums of gradients": 4 * num if sizes.accumulate_steps > 1 else 0,
+        "bf16 gradients": max(0, 2 * num - activations),
+        "fp32 sums of gradients": 4 * num if accumulates else 0,
         "AdamW moments": 8 * num,
     }
 
@@ -177,20 +183,27 @@ def layer_activation_bytes(
 
     Fused, per block row: the residual before each sublayer and its two norms (4 D), queries before
     and after norm and rotation and the attention's output (3 H d), gate, up and their product
-    (3 I); per key row (context and block): k before and after norm and rotation, and v (3 kv d).
-    Else also every norm's fp32 input and unscaled output, and the MLP's activation.
+    (3 I); per key row (context and block): k before its norm (kv d), and k and v as attention
+    reads them, repeated for every query head (2 H d). Else also every norm's fp32 input and
+    unscaled output, and the MLP's activation.
     """
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries = shape.num_heads * shape.head_dim
     keys = shape.num_kv_heads * shape.head_dim
     if fused:
-        per_block_row, per_key_row = 4 * hidden + 3 * queries + 3 * inner, 3 * keys
+        per_block_row, per_key_row = 4 * hidden + 3 * queries + 3 * inner, keys + 2 * queries
         return size * (block_rows * per_block_row + (context_rows + block_rows) * per_key_row)
-    per_block_row = (2 * hidden + queries) * (4 + size) + size * (
-        2 * hidden + 3 * queries + 4 * inner
-    )
-    per_key_row = keys * (4 + 3 * size)
+    norms = (4 + size) * (2 * hidden + queries)
+    per_block_row = norms + size * (2 * hidden + 3 * queries + 4 * inner)
+    per_key_row = (4 + size) * keys + 2 * size * queries
     return block_rows * per_block_row + (context_rows + block_rows) * per_key_row
+
+
+def _head_chunk_bytes(sizes: RunSizes) -> int:
+    """Logits and their slope in the compute dtype; uncompiled, three fp32 tensors besides."""
+    rows = min(sizes.chunk_blocks, sizes.num_anchors) * (sizes.shape.block_size - 1)
+    size = sizes.compute_dtype.itemsize
+    return rows * sizes.shape.vocab_size * (2 * size if sizes.fused else size + 12)
 
 
 def dense_attention_bytes(shape: DrafterShape, num_anchors: int, context_rows: int) -> int:

@@ -1,14 +1,16 @@
 """Several drafters train one model: the sum of their gradients moves all of them alike."""
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from step_cases import batch, make_step
-from tiny_runs import tiny_config
+from tiny_runs import checkpoint, run, steps_of, tiny_config
 
 from dflash.execution import Runner
 from dflash.pipeline.assembly import Pipeline, Watchdog
@@ -17,6 +19,7 @@ from dflash.pipeline.lifeline import Halted, Lifeline
 from dflash.pipeline.slots import BatchFacts
 from dflash.pipeline.workers import Span
 from dflash.target.shape import default_shape
+from dflash.train import replicas
 from dflash.train.agreement import Agreement
 from dflash.train.build import assembler, load_targets, make_steps, read_data
 from dflash.train.devices import SumChoice, settle_devices
@@ -105,6 +108,109 @@ def test_every_replica_holds_the_very_same_sum_and_learns_of_every_batch(num_rep
     assert heard == {n: list(range(2 * num_replicas)) for n in range(num_replicas)}
 
 
+class FakeNccl:
+    """NCCL's sum on CPU tensors; notes who calls with what, and calls that overlap."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+        self.seen: list[list[torch.Tensor]] = []
+        self.streams: list[object] = []
+        self.busy = threading.Lock()
+        self.overlapped = False
+
+    def all_reduce(self, copies: list[torch.Tensor], *, streams: object) -> None:
+        if not self.busy.acquire(blocking=False):
+            self.overlapped = True
+            return
+        time.sleep(1e-4)  # so that an overlap shows
+        total = torch.stack(list(copies)).sum(0)
+        for copy in copies:
+            copy.copy_(total)
+        self.threads.append(threading.current_thread().name)
+        self.seen.append(list(copies))
+        self.streams.append(streams)
+        self.busy.release()
+
+
+@pytest.fixture
+def fake_nccl(monkeypatch: pytest.MonkeyPatch) -> FakeNccl:
+    fake = FakeNccl()
+    monkeypatch.setattr(replicas, "nccl", fake)
+    return fake
+
+
+def test_nccl_sums_every_tensor_in_place_from_one_thread_at_a_time(fake_nccl: FakeNccl) -> None:
+    streams: list[Any] = [object(), object(), object()]
+    steps = [make_step(batch(seed)) for seed in range(3)]
+    summing = GradientSum(steps, SumChoice("nccl", "a test"), streams=streams)
+    heard: dict[tuple[int, int], list[int]] = {}
+    expected: dict[int, list[torch.Tensor]] = {}
+
+    def body(replica: int) -> None:
+        step = steps[replica]
+        for turn in range(5):
+            step.parts["normal"]()
+            places = [g.data_ptr() for g in step.gradients()]
+            expected.setdefault(turn, []).append(torch.cat([g.flatten() for g in step.gradients()]))
+            batches = summing(replica, [facts(3 * turn + replica)], Lifeline())
+            heard[replica, turn] = [one.number for one in batches]
+            assert [g.data_ptr() for g in step.gradients()] == places
+            summed = torch.cat([g.flatten() for g in step.gradients()])
+            # nobody comes here before all three have been added
+            torch.testing.assert_close(summed, sum(expected[turn]), rtol=1e-4, atol=1e-4)
+            step.parts["update"]()
+
+    in_threads(3, body)
+    per_turn = len(steps[0].parameters) + 1
+    assert len(fake_nccl.seen) == 5 * per_turn
+    assert not fake_nccl.overlapped
+    for turn in range(5):
+        assert len(set(fake_nccl.threads[turn * per_turn : (turn + 1) * per_turn])) == 1
+    assert all(given is streams for given in fake_nccl.streams)
+    assert heard == {(n, t): [3 * t, 3 * t + 1, 3 * t + 2] for n in range(3) for t in range(5)}
+    for one in steps[1:]:
+        assert_equal(steps[0], one)
+
+
+def test_a_failing_sum_frees_the_others_when_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, life, halted = [make_step(batch(seed)) for seed in range(2)], Lifeline(), []
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("NCCL Error 1: unhandled cuda error")
+
+    monkeypatch.setattr(replicas.nccl, "all_reduce", fail)
+    summing = GradientSum(steps, SumChoice("nccl", "a test"), streams=[None, None])
+
+    def body(replica: int) -> None:
+        steps[replica].parts["normal"]()
+        try:
+            summing(replica, [facts(replica)], life)
+        except RuntimeError as error:
+            life.fail(f"drafter-{replica}", error)
+        except Halted:
+            halted.append(replica)
+
+    in_threads(2, body)
+    assert len(halted) == 1
+    assert life.failure is not None
+    assert "NCCL Error 1" in str(life.failure[1])
+
+
+def test_warming_up_sums_every_size_that_will_come(
+    fake_nccl: FakeNccl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    steps = [make_step(batch(seed)) for seed in range(2)]
+    before = [p.clone() for step in steps for p in step.parameters]
+    GradientSum(steps, SumChoice("nccl", "a test"), streams=[None, None]).warm_up()
+    steps[0].parts["normal"]()
+    coming = {(g.numel(), g.dtype) for g in (*steps[0].gradients(), steps[0].totals.step_sums)}
+    assert coming <= {(copies[0].numel(), copies[0].dtype) for copies in fake_nccl.seen}
+    assert set(fake_nccl.threads) == {threading.main_thread().name}
+    after = [p for step in steps for p in step.parameters]
+    assert all(one.equal(other) for one, other in zip(before, after, strict=True))
+
+
 def test_one_drafter_has_nobody_to_sum_with() -> None:
     step = make_step(batch(0))
     step.parts["normal"]()
@@ -184,3 +290,28 @@ def test_replicas_stay_bit_equal_and_train_what_one_drafter_would(
     one, many = averages(alone.totals.sums), averages(first.totals.sums)
     assert many.loss == pytest.approx(one.loss, rel=1e-5)
     assert many.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("execution", [{}, {"activation_checkpointing": True}], ids=str)
+def test_two_drafters_are_one_with_twice_the_batch(
+    place: Path, tmp_path: Path, execution: dict[str, bool]
+) -> None:
+    """Whole runs: the batches of a step are the same, so are their anchors, which follow from the
+    batch's number; only the order in which float32 gradients are added differs."""
+    for name, drafters in (("one", ("cpu",)), ("two", ("cpu", "cpu"))):
+        optim = {"max_steps": 12, "accumulate_steps": 2 // len(drafters)}
+        config = tiny_config(
+            place,
+            drafter={"devices": drafters},
+            optim=optim,
+            execution={"check_replicas_every": 1, **execution},
+        )
+        run(config, tmp_path / name)
+    one, two = (checkpoint(tmp_path / name, 12) for name in ("one", "two"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-4, msg=name)
+    records = [steps_of(tmp_path / name) for name in ("one", "two")]
+    for alone, both in zip(*records, strict=True):
+        assert both["tokens"] == alone["tokens"]
+        assert both["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+        assert both["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-4)

@@ -96,6 +96,11 @@ def _used_alpha(dpace_alpha: float, kind: str) -> str:
     return f'has no effect with objective.kind = "{kind}"; remove it' if unused else ""
 
 
+def _used_permission(allow_unsafe: bool, mode: str) -> str:
+    unused = allow_unsafe and mode != "reduce-overhead"
+    return f'has no effect with execution.mode = "{mode}"; remove it' if unused else ""
+
+
 def _has_jsonl(sinks: Collection[str]) -> str:
     if "jsonl" not in sinks:
         return 'must contain "jsonl", since resuming and diagnosing read it'
@@ -114,5 +119,6 @@ RULES = (
     Rule(("drafter.head_dim",), _even),
     Rule(("objective.gamma", "objective.kind"), _used_gamma),
     Rule(("objective.dpace_alpha", "objective.kind"), _used_alpha),
+    Rule(("execution.allow_unsafe", "execution.mode"), _used_permission),
     Rule(("log.sinks",), _has_jsonl),
 )

@@ -148,8 +148,15 @@ class OptimConfig(Section):
 class ExecutionConfig(Section):
     """How a step runs."""
 
-    mode: Literal["auto", "eager", "compiled"] = knob(
-        "auto", "auto is compiled when every drafter is on cuda, else eager"
+    mode: Literal["auto", "eager", "compiled", "reduce-overhead", "warmed", "graphed"] = knob(
+        "auto",
+        "graphed replays a step from CUDA graphs, warmed lets torch capture it before a worker"
+        " starts, reduce-overhead whenever it meets something new, compiled and eager launch it;"
+        " auto is eager where a drafter is on the CPU, else the first of graphed, compiled and"
+        " eager that a trial finds to work",
+    )
+    allow_unsafe: bool = knob(
+        False, "let reduce-overhead run on a torch on which several drafters die of it"
     )
     activation_checkpointing: bool = knob(
         False, "recompute layers in the backward pass: less memory, more time"

@@ -54,3 +54,25 @@ def _operation(error: BaseException) -> str:
 def _headline(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else "no message"
+
+
+def recompile_error(part: str, error: RuntimeError) -> SealedError:
+    """Say what a sealed program would have compiled, where, and why."""
+    reasons = [line.strip(" -") for line in str(error).splitlines()[1:] if line.strip(" -")]
+    because = reasons[-1] if reasons else _headline(error)
+    return SealedError(
+        f'part "{part}" would compile again in thread {threading.current_thread().name} after the'
+        f" program was sealed: {because}",
+        hint="every shape, dtype, device and flag that a part sees must have been there at"
+        ' warm-up; execution.mode = "eager" compiles nothing but kernels',
+    )
+
+
+def sealed_capture_error() -> SealedError:
+    """Say that something began to capture in this thread while captures are refused."""
+    return SealedError(
+        f"a CUDA graph capture began in thread {threading.current_thread().name} after the program"
+        " was sealed",
+        hint="capture before sealing, or inside `dflash.execution.unsealed()` in a thread whose"
+        ' captures nobody minds; execution.mode = "compiled" captures nothing',
+    )

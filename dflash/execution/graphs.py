@@ -7,8 +7,12 @@ from typing import Any
 
 import torch
 
+from dflash.errors import DflashError
 from dflash.execution.captures import capture_watch
 from dflash.execution.faults import capture_error
+
+
+_SAYS_ENOUGH = (torch.OutOfMemoryError, DflashError)
 
 
 def capture(
@@ -35,6 +39,7 @@ def capture(
 
     Raises:
         CaptureError: something in *body* cannot be captured; nothing is left behind.
+        SealedError: the process is sealed.
         torch.OutOfMemoryError: as it comes.
     """
     capture_watch()
@@ -55,7 +60,9 @@ def capture(
             _drop(graph)
     if broken is None:
         return graph
-    if isinstance(broken, torch.OutOfMemoryError) or not isinstance(broken, Exception):
+    if isinstance(broken, torch.OutOfMemoryError | DflashError) or not isinstance(
+        broken, Exception
+    ):
         raise broken
     raise capture_error(what, device, broken) from broken
 

@@ -1,71 +1,145 @@
 """The runner makes a program ready in one mode; then one worker thread feeds and calls it."""
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from dflash.execution.modes import Mode
-from dflash.execution.program import Program, Region
+from dflash.execution.compiling import num_compiled
+from dflash.execution.faults import CaptureError, recompile_error
+from dflash.execution.graphed import Graphed
+from dflash.execution.launched import Launched
+from dflash.execution.modes import CAPTURING, Mode
+from dflash.execution.program import Program
+from dflash.execution.report import WarmUp
+from dflash.execution.rounds import synchronize
+from dflash.execution.signature import check_signature
+from dflash.execution.trees import Trees
+
+
+class _Execution(Protocol):
+    """How one mode does it; everything happens with the runner's stream as the current one."""
+
+    def warm_up(self) -> WarmUp: ...
+
+    def enter_worker(self) -> float | None: ...
+
+    def run(self, part: str) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Runner:
     """A program in one execution mode.
 
     Build it and call ``warm_up`` in the main thread before any worker exists: that is where the
-    first compilation of the process must happen (several threads that compile first at once crash
-    or deadlock: pytorch#136833, #123177). Then one worker thread calls ``enter_worker`` once, and
-    ``feed`` and parts for as long as it lives, with ``stream`` as its current stream.
+    first compilation of the process must happen. Then one worker thread calls ``enter_worker``,
+    one worker at a time and while nothing else uses the device, and ``feed`` and parts for as long
+    as it lives, with ``stream`` as its current stream.
+
+    Args:
+        program: what to run.
+        mode: how.
+        stream: of the program's device; made here when there is none.
+        unsafe: let "reduce-overhead" run where it is known to die.
+
+    Raises:
+        CaptureError: *mode* captures graphs and the device is none that can.
     """
 
     def __init__(
-        self, program: Program, mode: Mode, *, stream: torch.cuda.Stream | None = None
+        self,
+        program: Program,
+        mode: Mode,
+        *,
+        stream: torch.cuda.Stream | None = None,
+        unsafe: bool = False,
     ) -> None:
         self.program = program
         self.mode = mode
+        if stream is None and program.device.type == "cuda":
+            stream = torch.cuda.Stream(program.device)
         self.stream = stream
-        self.warm_up_s = 0.0
+        self.report = WarmUp()
         self._inputs = dict(program.inputs)
-        self._parts = dict(program.parts)
-        on_cuda = program.device.type == "cuda"
-        for region in program.regions():
-            if mode == "compiled" or (region.kernel and on_cuda):
-                _compile_in_place(region)
+        self._execution = _execution_of(program, mode, stream=stream, unsafe=unsafe)
 
     def warm_up(self) -> None:
-        """Run every round twice on the inputs as they are, synchronised, leaving no trace.
+        """Run every round on the inputs as they are until it is ready to be called; no trace.
 
-        Twice, because the second run is the first one whose allocations all come from the cache.
+        Raises:
+            CaptureError: something cannot be captured; ``close`` leaves nothing of it.
+            NumericsError: a replay gives other numbers than the launched kernels.
         """
-        started = time.perf_counter()
-        self._synchronize()
-        with torch.cuda.stream(self.stream), self.program.rehearsal():
-            for _ in range(2):
-                for parts in self.program.rounds:
-                    for part in parts:
-                        self._parts[part]()
-                        self._synchronize()
-        self.warm_up_s = time.perf_counter() - started
+        started, compiled = time.perf_counter(), num_compiled()
+        synchronize(self.program.device)
+        with self._on_stream():
+            report = self._execution.warm_up()
+        synchronize(self.program.device)
+        self.report = report.with_(
+            warm_up_s=time.perf_counter() - started, num_compiled=num_compiled() - compiled
+        )
 
     def enter_worker(self) -> None:
-        """Called once by the thread that will call this runner."""
+        """Called once by the thread that will call this runner; checks a replay from there.
+
+        Raises:
+            CaptureError, NumericsError: as ``warm_up`` does.
+        """
+        with self._on_stream():
+            difference = self._execution.enter_worker()
+        synchronize(self.program.device)
+        self.report = self.report.with_(worker_difference=difference)
 
     def feed(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy *tensors* into the program's inputs, on the current stream."""
+        """Copy *tensors* into the program's inputs, on the current stream.
+
+        Raises:
+            SealedError: names the tensor and both shapes, dtypes or strides.
+        """
+        check_signature(tensors, self._inputs)
         for name, into in self._inputs.items():
             into.copy_(tensors[name], non_blocking=True)
 
     def __call__(self, part: str) -> None:
-        """Run one part; asynchronous on a CUDA device."""
-        self._parts[part]()
+        """Run one part; asynchronous on a CUDA device.
 
-    def _synchronize(self) -> None:
-        if self.program.device.type == "cuda":
-            torch.cuda.synchronize(self.program.device)
+        Raises:
+            SealedError: it would have had to compile while the process is sealed.
+        """
+        try:
+            self._execution.run(part)
+        except RuntimeError as error:
+            if "fail_on_recompile" in str(error):
+                raise recompile_error(part, error) from error
+            raise
+
+    def close(self) -> None:
+        """Free graphs and put the program's functions back."""
+        self._execution.close()
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        if self.stream is None:
+            yield
+        else:
+            with torch.cuda.device(self.program.device), torch.cuda.stream(self.stream):
+                yield
 
 
-def _compile_in_place(region: Region) -> None:
-    eager: Callable[..., Any] = getattr(region.owner, region.name)
-    setattr(region.owner, region.name, torch.compile(eager, dynamic=region.dynamic))
+def _execution_of(
+    program: Program, mode: Mode, *, stream: torch.cuda.Stream | None, unsafe: bool
+) -> _Execution:
+    if mode not in CAPTURING:
+        return Launched(program, compiled=mode == "compiled")
+    if stream is None:
+        raise CaptureError(
+            f'mode "{mode}" captures CUDA graphs, but the program runs on {program.device}',
+            hint='use "compiled" or "eager" there',
+        )
+    if mode == "graphed":
+        return Graphed(program, stream)
+    return Trees(program, warmed=mode == "warmed", unsafe=unsafe)

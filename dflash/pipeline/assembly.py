@@ -104,8 +104,8 @@ class Pipeline:
         for index, lane in enumerate(self.lanes):
             numbers = span.of(index, len(self.lanes))
             host = rings.host[index]
-            body = partial(run_target, lane, host, rings.features, numbers=numbers, life=life)
-            workers.append(Worker(f"target-{index}", gate.held(body)))
+            forwards = partial(run_target, lane, host, rings.features, numbers=numbers, life=life)
+            workers.append(Worker(f"target-{index}", gate.held(forwards)))
 
         def waits() -> Waits:
             return rings.waits(gate.open_s)

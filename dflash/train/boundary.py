@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash.drafter.shape import DrafterShape
+from dflash.execution import unsealed
 from dflash.pipeline.feed import Feed
 from dflash.pipeline.signals import Signals
 from dflash.pipeline.slots import BatchFacts
@@ -36,13 +37,14 @@ class Judge:
         """Decode the prompts with the drafter as it is after step *number*."""
         if not self.prompts:
             return None
-        result = evaluate(
-            self.target,
-            self.step.loss.drafter,
-            self.prompts,
-            settings=self.settings,
-            heartbeat=heartbeat,
-        )
+        with unsealed():  # decoding is no part of what was made ready
+            result = evaluate(
+                self.target,
+                self.step.loss.drafter,
+                self.prompts,
+                settings=self.settings,
+                heartbeat=heartbeat,
+            )
         return result.record(step=number, settings=self.settings)
 
 

@@ -19,7 +19,6 @@ from dflash.drafter.shape import DrafterShape
 from dflash.drafter.training import BlockLoss
 from dflash.drafter.zlab import to_zlab
 from dflash.errors import CheckpointError, DataError
-from dflash.execution import Runner
 from dflash.pipeline.assembly import Pipeline
 from dflash.pipeline.workers import Assemble
 from dflash.target.model import Target
@@ -223,18 +222,6 @@ def make_steps(
             )
         )
     return steps
-
-
-def make_runners(built: Built, *, batch_number: int) -> list[Runner]:
-    """Run the targets once, on batch *batch_number*, and give it to a runner of every step."""
-    built.pipeline.prime(built.assemble, batch_number)
-    runners = []
-    for step, slots, stream in zip(
-        built.steps, built.pipeline.slots, built.pipeline.streams, strict=True
-    ):
-        runners.append(Runner(step, built.devices.mode.mode, stream=stream))
-        runners[-1].feed(slots[0].inputs._asdict())
-    return runners
 
 
 def assembler(data: Data, *, pinned: bool) -> Assemble:

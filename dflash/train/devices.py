@@ -56,7 +56,12 @@ def settle_devices(config: RunConfig) -> Devices:
     return Devices(
         targets=targets,
         drafters=drafters,
-        mode=choose_mode(config.execution.mode, drafters),
+        mode=choose_mode(
+            config.execution.mode,
+            drafters,
+            accumulates=config.optim.accumulate_steps > 1,
+            allow_unsafe=config.execution.allow_unsafe,
+        ),
         target_dtype=DTYPES[resolved_dtype(config.target.dtype, devices=targets)],
         compute_dtype=DTYPES[resolved_dtype(config.precision.compute, devices=drafters)],
         gradient_sum=choose_sum(config.execution.gradient_sum, drafters),

@@ -12,11 +12,12 @@ from dflash.config import RunConfig
 from dflash.execution import Runner
 from dflash.pipeline.cores import cores_shared_by
 from dflash.target.sizes import sizes_of
-from dflash.train.build import build, make_runners
+from dflash.train.build import build
 from dflash.train.devices import settle_devices
 from dflash.train.folder import DATA
 from dflash.train.logbook import peak_resident_gib, resident_gib
 from dflash.train.memory import GIB, DevicePlan, memory_plan, run_sizes
+from dflash.train.readiness import warm_up
 from dflash.train.step import TrainStep
 
 
@@ -49,9 +50,11 @@ def rehearse(config: RunConfig) -> Rehearsed:
         tempfile.TemporaryDirectory(prefix="dflash-") as scratch,
     ):
         built = build(config, Path(scratch) / DATA)
-        runners = make_runners(built, batch_number=0)
+        warm = warm_up(
+            built, batch_number=0, unsafe=config.execution.allow_unsafe, say=lambda _text: None
+        )
+        built, runners = warm.built, warm.ready.runners
         for runner in runners:
-            runner.warm_up()
             runner.enter_worker()
         started = time.perf_counter()
         loss = _one_step(built.steps, runners, built.schedule.at(0))
@@ -67,7 +70,7 @@ def rehearse(config: RunConfig) -> Rehearsed:
             plans=plans,
             loss=loss,
             step_s=step_s,
-            warm_up_s=sum(runner.warm_up_s for runner in runners),
+            warm_up_s=warm.warm_up_s,
             num_steps=built.num_steps,
             num_parameters=built.shape.num_parameters,
             num_anchors=built.steps[0].loss.num_anchors,

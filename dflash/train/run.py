@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash.config import RunConfig, to_toml
-from dflash.execution import Runner
+from dflash.execution import process_seal
 from dflash.pipeline.assembly import Watchdog
 from dflash.pipeline.cores import cores_shared_by
 from dflash.pipeline.lifeline import Lifeline
@@ -16,10 +16,11 @@ from dflash.pipeline.workers import Span
 from dflash.records import EvalRecord, EventRecord, RecordWriter, StepRecord, truncate_after
 from dflash.train.agreement import Agreement
 from dflash.train.boundary import Agenda, Boundary, Emit, Judge
-from dflash.train.build import Built, build, make_runners
+from dflash.train.build import Built, build
 from dflash.train.checkpoint import Keeper
 from dflash.train.devices import settle_devices
 from dflash.train.evaluation import EvalSettings
+from dflash.train.events import entered, event, waits_detail
 from dflash.train.fit import advised
 from dflash.train.folder import (
     DATA,
@@ -32,6 +33,7 @@ from dflash.train.folder import (
 )
 from dflash.train.logbook import Logbook
 from dflash.train.loop import Drafting, train_loop
+from dflash.train.readiness import WarmRun, warm_up
 from dflash.train.replicas import GradientSum
 from dflash.train.resumption import changed_settings, read_start, restore, start_of
 from dflash.train.sentinel import Sentinel
@@ -153,19 +155,24 @@ class _Run:
             detail: dict[str, object] = {"checkpoint": self.resumed.path.name}
             if changed := changed_settings(self.resumed.config_toml, self.config):
                 detail["changed"] = changed
-            emit(_event(self.first_step, "resumed", **detail))
+            emit(event(self.first_step, "resumed", **detail))
         tau_before = self._measure_start(boundary, emit)
-        runners = self._warm_up(emit)
-        waits = self._run(boundary, runners)
+        warm = self._warm_up(emit)
+        try:
+            waits = self._run(boundary, warm, emit)
+        finally:
+            allocated = process_seal().open()
         outcome = self._outcome(
             boundary,
             waits,
             tau_before=tau_before,
-            warm_up_s=sum(runner.warm_up_s for runner in runners),
+            warm_up_s=warm.warm_up_s,
         )
-        emit(_event(outcome.step, "waits", **_waits_detail(waits), advice=outcome.suggestion))
+        if any(allocated.values()):
+            emit(event(outcome.step, "allocated_while_sealed", device_allocs=allocated))
+        emit(event(outcome.step, "waits", **waits_detail(waits), advice=outcome.suggestion))
         if outcome.signal is not None:
-            emit(_event(outcome.step, "stopped", signal=outcome.signal))
+            emit(event(outcome.step, "stopped", signal=outcome.signal))
         return outcome
 
     def _boundary(self, emit: Emit) -> Boundary:
@@ -208,10 +215,9 @@ class _Run:
         boundary.best_tau = boundary.tau = record.tau
         return record.tau
 
-    def _warm_up(self, emit: Emit) -> list[Runner]:
+    def _warm_up(self, emit: Emit) -> WarmRun:
         """Everything that compiles or allocates for the first time, here in the main thread."""
-        built, mode = self.built, self.built.devices.mode
-        self.options.say(f"execution mode {mode.mode}: {mode.why}")
+        built = self.built
         if len(built.steps) > 1:
             choice = built.devices.gradient_sum
             self.options.say(f"gradients are summed by {choice.kind}: {choice.why}")
@@ -219,26 +225,32 @@ class _Run:
             self.options.say(note)
         batches_per_step = self.config.optim.accumulate_steps * len(built.steps)
         started = time.perf_counter()
-        runners = make_runners(built, batch_number=self.first_step * batches_per_step)
-        primed_s = time.perf_counter() - started
         self.gradient_sum.warm_up()
-        for runner in runners:
-            runner.warm_up()
+        warm = warm_up(
+            built,
+            batch_number=self.first_step * batches_per_step,
+            unsafe=self.config.execution.allow_unsafe,
+            say=self.options.say,
+        )
+        self.built, mode = warm.built, warm.ready.choice
+        self.options.say(f"execution mode {mode.mode}: {mode.why}")
+        self._write_folder()
         self.agreement.warm_up(built.pipeline.streams)
         if self.resumed:  # only now, since a rehearsal leaves nothing measured
             self.step.totals.sums.copy_(self.resumed.state["totals"])
         emit(
-            _event(
+            event(
                 self.first_step,
                 "warm_up",
                 mode=mode.mode,
-                target_s=round(primed_s, 3),
-                drafter_s=[round(runner.warm_up_s, 3) for runner in runners],
+                why=mode.why,
+                elapsed_s=round(time.perf_counter() - started, 3),
+                drafters=[runner.report.as_record() for runner in warm.ready.runners],
             )
         )
-        return runners
+        return warm
 
-    def _run(self, boundary: Boundary, runners: list[Runner]) -> Waits:
+    def _run(self, boundary: Boundary, warm: WarmRun, emit: Emit) -> Waits:
         built, config = self.built, self.config
         batches_per_step = config.optim.accumulate_steps * len(built.steps)
         bodies = [
@@ -246,7 +258,7 @@ class _Run:
                 Drafting(
                     replica=index,
                     step=step,
-                    runner=runners[index],
+                    runner=warm.ready.runners[index],
                     gradient_sum=self.gradient_sum,
                     agreement=self.agreement,
                     schedule=built.schedule,
@@ -266,6 +278,7 @@ class _Run:
             Span(self.first_step * batches_per_step, self.last_step * batches_per_step),
             life=Lifeline(),
             watchdog=Watchdog(self.options.watchdog_s, self.options.run_dir / STACKS),
+            opening=warm.opening(then=lambda: emit(entered(boundary.reached, warm))),
         )
 
     def _write_folder(self) -> None:
@@ -310,16 +323,3 @@ class _Run:
             else f"nothing to do: the last step asked for is {self.last_step}",
             warm_up_s=warm_up_s,
         )
-
-
-def _event(step: int, name: str, **detail: object) -> EventRecord:
-    return EventRecord(step=step, name=name, detail=detail)
-
-
-def _waits_detail(waits: Waits) -> dict[str, float]:
-    return {
-        "elapsed_s": round(waits.elapsed_s, 3),
-        "target_for_slot_s": round(waits.target_for_slot_s, 3),
-        "drafter_for_features_s": round(waits.drafter_for_features_s, 3),
-        "target_for_data_s": round(waits.target_for_data_s, 3),
-    }

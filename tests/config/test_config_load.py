@@ -110,7 +110,7 @@ def test_an_empty_file_misses_what_is_required(tmp_path: Path) -> None:
         ("[drafter]\ndevices = []", 'or ["auto"], not empty, got []'),
         ("[drafter.deep]\nx = 1", "drafter.deep: unknown table"),
         ("zzz = 1979-05-27", "zzz: unknown key"),
-        ("[execution]\nmode = 1979-05-27", 'or "compiled", got 1979-05-27'),
+        ("[execution]\nmode = 1979-05-27", 'or "graphed", got 1979-05-27'),
     ],
 )
 def test_nonsense_is_named_not_crashed_on(tmp_path: Path, text: str, says: str) -> None:

@@ -1,51 +1,17 @@
 """A runner makes a program ready in the main thread, and then only calls it."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from programs import Counting, number
 from tiny_runs import events_of, run, steps_of, tiny_config
 
-from dflash.execution import Region, Runner, choose_mode
+from dflash.execution import Runner, choose_mode
 from dflash.records import EventRecord, StepRecord
-
-
-class Program:
-    """Counts its calls; its one region doubles a tensor."""
-
-    def __init__(self) -> None:
-        self.device = torch.device("cpu")
-        self.calls: list[tuple[str, float, bool]] = []
-        self.rehearsing = False
-        self.double: Callable[[torch.Tensor], torch.Tensor] = lambda x: x * 2
-        self.inputs = {"number": torch.zeros(())}
-        self.rounds = (("normal", "update"),)
-        self.result = torch.zeros(())
-
-    @property
-    def parts(self) -> dict[str, Callable[[], None]]:
-        return {name: partial(self._part, name) for name in ("normal", "other", "update")}
-
-    def regions(self) -> list[Region]:
-        return [Region(self, "double")]
-
-    @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        self.rehearsing = True
-        yield
-        self.rehearsing = False
-
-    def probe(self) -> torch.Tensor:
-        return self.result.double()[None]
-
-    def _part(self, name: str) -> None:
-        self.calls.append((name, float(self.inputs["number"]), self.rehearsing))
-        self.result = self.double(self.inputs["number"] + 1)
 
 
 @pytest.fixture
@@ -66,18 +32,14 @@ def compiled_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return threads
 
 
-def number(value: float) -> dict[str, torch.Tensor]:
-    return {"number": torch.tensor(value)}
-
-
 def test_warming_up_runs_every_round_twice_inside_a_rehearsal() -> None:
-    program = Program()
+    program = Counting()
     runner = Runner(program, "eager")
     assert program.calls == []
     runner.feed(number(5.0))
     runner.warm_up()
     assert program.calls == [("normal", 5.0, True), ("update", 5.0, True)] * 2
-    assert runner.warm_up_s > 0
+    assert runner.report.warm_up_s > 0
     runner.feed(number(3.0))
     runner("normal")
     assert program.calls[-1] == ("normal", 3.0, False)
@@ -85,7 +47,7 @@ def test_warming_up_runs_every_round_twice_inside_a_rehearsal() -> None:
 
 
 def test_an_eager_program_keeps_its_functions(compiled_in: list[str]) -> None:
-    program = Program()
+    program = Counting()
     before = program.double
     Runner(program, "eager").warm_up()
     assert program.double is before
@@ -93,7 +55,7 @@ def test_an_eager_program_keeps_its_functions(compiled_in: list[str]) -> None:
 
 
 def test_a_compiled_program_has_its_regions_replaced(compiled_in: list[str]) -> None:
-    program = Program()
+    program = Counting()
     runner = Runner(program, "compiled")
     assert compiled_in == [], "not before it is warmed up"
     runner.warm_up()

@@ -1,0 +1,77 @@
+"""Compiling the regions of a program in place, and putting them back."""
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dflash.execution.program import Program, Region
+
+Undo = Callable[[], None]
+
+
+def compile_regions(program: Program, *, all_of_them: bool, cudagraphs: bool = False) -> Undo:
+    """Replace regions by their compiled form; what is returned puts the functions back.
+
+    Args:
+        program: its ``kernel`` regions are compiled on a CUDA device in any case, without graphs.
+        all_of_them: also compile the other regions.
+        cudagraphs: let torch capture those others (``mode="reduce-overhead"``).
+    """
+    on_cuda = program.device.type == "cuda"
+    originals: list[tuple[Region, Any]] = []
+    for region in program.regions():
+        if not (all_of_them or (region.kernel and on_cuda)):
+            continue
+        function = getattr(region.owner, region.name)
+        originals.append((region, function))
+        mode = "reduce-overhead" if cudagraphs and not region.kernel else None
+        compiled = torch.compile(own_code(function), dynamic=region.dynamic, mode=mode)
+        setattr(region.owner, region.name, compiled)
+
+    def undo() -> None:
+        for region, function in originals:
+            setattr(region.owner, region.name, function)
+
+    return undo
+
+
+def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return *function* on a code object that nobody shares.
+
+    Compiled code hangs on the code object, so replicas would share one list of guarded versions,
+    its limit of 8 (beyond which calls silently run eagerly) and, from thread to thread, its order.
+    """
+    if isinstance(function, types.MethodType):
+        return types.MethodType(own_code(function.__func__), function.__self__)
+    if not isinstance(function, types.FunctionType):
+        return function
+    copy = types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__qualname__, copy.__module__ = function.__qualname__, function.__module__
+    return copy
+
+
+def first_compile() -> None:
+    """Compile something small, in this thread: the first compilation of a process must be alone.
+
+    Threads that import the compiler together crash it or leave it broken (pytorch#136833, #123177).
+    """
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+
+
+def num_compiled() -> int:
+    """Graphs that this process has compiled so far."""
+    if "torch._dynamo" not in sys.modules:
+        return 0
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])

@@ -1,0 +1,32 @@
+"""What making a program ready came to."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """Figures of one runner's warm-up; None where a mode has no such figure.
+
+    ``launched_s`` and ``replayed_s`` are seconds of all rounds once, launched from Python and
+    replayed from graphs. ``difference`` is the largest relative one between the probes of the two,
+    0.0 when they are bit for bit the same; ``worker_difference`` the same for a replay by the
+    worker's thread.
+    """
+
+    warm_up_s: float = 0.0
+    num_compiled: int = 0
+    num_graphs: int = 0
+    launched_s: float | None = None
+    replayed_s: float | None = None
+    difference: float | None = None
+    worker_difference: float | None = None
+
+    def with_(self, **figures: Any) -> "WarmUp":  # noqa: ANN401 - any of the fields
+        """The same with other *figures*."""
+        return replace(self, **figures)
+
+    def as_record(self) -> dict[str, Any]:
+        """What is known, by name, for a record."""
+        known = {name: value for name, value in asdict(self).items() if value is not None}
+        return {k: round(v, 6) if k.endswith("_s") else v for k, v in known.items()}

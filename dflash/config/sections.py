@@ -180,6 +180,11 @@ class PrecisionConfig(Section):
     compute: Literal["auto", "bf16", "fp32"] = knob(
         "auto", "dtype of the drafter's activations; auto is bf16 on cuda and fp32 on cpu"
     )
+    matmul: Literal["bf16", "fp8"] = knob(
+        "bf16",
+        "of the frozen LM head's products: bf16 is the activations' own dtype, fp8 needs a GPU of"
+        " compute capability 8.9 or more",
+    )
 
 
 class EvalConfig(Section):

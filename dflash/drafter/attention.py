@@ -19,7 +19,7 @@ Kernel = Callable[..., Tensor]
 _flex: Kernel = flex_attention
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 
-TUNED_HEAD_DIM = 128
+TUNED_HEAD_DIMS = (64, 128)
 FLEX_OPTIONS: dict[str, int] = {
     "fwd_BLOCK_M": 64,
     "fwd_BLOCK_N": 64,
@@ -74,7 +74,7 @@ def attend(
         # Grouped heads would leave the gradient of keys to 1/4 as many, 4 times as long programs,
         # the longest of which start last: repeated, forward and backward take 14 % less.
         k_bHSd, v_bHSd = _repeat(k_bGSd, q_bHQd), _repeat(v_bGSd, q_bHQd)
-        options = FLEX_OPTIONS if q_bHQd.is_cuda and q_bHQd.shape[-1] == TUNED_HEAD_DIM else None
+        options = FLEX_OPTIONS if q_bHQd.is_cuda and q_bHQd.shape[-1] in TUNED_HEAD_DIMS else None
         out_bHQd = kernel(q_bHQd, k_bHSd, v_bHSd, block_mask=mask, kernel_options=options)
     elif attention == "split":
         assert isinstance(mask, SplitMask), "split attention needs a SplitMask"

@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 
 from dflash.drafter.acceptance import accepted_lengths
+from dflash.drafter.head import Head, head_gradient, head_logits
 from dflash.errors import ConfigError
 
 
@@ -80,7 +81,7 @@ ChunkFunction = Callable[..., ChunkLoss]
 
 def block_objective(
     hidden_QD: Tensor,
-    lm_head_VD: Tensor,
+    head: Head,
     labels_NB: Tensor,
     *,
     weight_NB: Tensor,
@@ -92,7 +93,7 @@ def block_objective(
 
     Args:
         hidden_QD: the drafter's output.
-        lm_head_VD: the target's head, frozen, in the same dtype.
+        head: the target's, frozen: in the same dtype, or in 8 bits.
         labels_NB: int64, token of each slot.
         weight_NB: bool, True means supervised; slot 0 is False.
         settings: how slots are weighted.
@@ -104,7 +105,7 @@ def block_objective(
     rows_RD = hidden_QD.view(num_blocks, block_size, -1)[:, 1:].flatten(0, 1)
     loss_sum, weight_sum, correct = _FrozenHeadLoss.apply(  # type: ignore[no-untyped-call]
         rows_RD,
-        lm_head_VD,
+        head,
         labels_NB[:, 1:].contiguous(),
         weight_NB[:, 1:].contiguous(),
         (settings, with_metrics, chunk or chunk_loss),
@@ -127,7 +128,7 @@ def block_objective(
 
 def chunk_loss(
     rows_RD: Tensor,
-    lm_head_VD: Tensor,
+    head: Head,
     labels: Tensor,
     *,
     supervised: Tensor,
@@ -138,29 +139,39 @@ def chunk_loss(
 
     Args:
         rows_RD: hidden states of slots 1 to B - 1 of n blocks.
-        lm_head_VD: the frozen head.
+        head: the frozen head.
         labels: int64 [n, B - 1].
         supervised: bool [n, B - 1].
         settings: how slots are weighted.
         with_metrics: also say which slots' best token is the label.
     """
-    logits_RV = F.linear(rows_RD, lm_head_VD)
+    logits_RV = head_logits(rows_RD, head)
     label_R1 = labels.reshape(-1, 1)
-    # fp32 from here on: bf16 sums over a vocabulary are worthless.
+    # fp32 from here on: bf16 sums over a vocabulary are worthless. Written out, because Inductor
+    # finds this form, and not logsumexp, worth one pass for maximum and sum together.
     wide_RV = logits_RV.float()
-    normaliser_R1 = wide_RV.logsumexp(dim=-1, keepdim=True)
-    at_label_R1 = logits_RV.gather(1, label_R1).float() - normaliser_R1
+    peak_R1 = wide_RV.amax(dim=-1, keepdim=True)
+    power_RV = (wide_RV - peak_R1).exp()
+    sum_R1 = power_RV.sum(dim=-1, keepdim=True)
+    at_label_R1 = logits_RV.gather(1, label_R1).float() - peak_R1 - sum_R1.log()
     ce = -at_label_R1.view(labels.shape)
     weight = slot_weights(ce, supervised, settings=settings)
     weight_R1 = weight.view(-1, 1)
     # d ce / d logits is the probability, less 1 at the label: written there apart, so that the
     # pass over the vocabulary compares nothing.
-    slope_RV = ((wide_RV - normaliser_R1).exp() * weight_R1).to(rows_RD.dtype)
-    slope_RV.scatter_(1, label_R1, ((at_label_R1.exp() - 1) * weight_R1).to(rows_RD.dtype))
+    off_label_R1 = -torch.expm1(at_label_R1)
+    gradient_RD = head_gradient(
+        power_RV * (weight_R1 / sum_R1),
+        head,
+        label_R1=label_R1,
+        label_slope_R1=-off_label_R1 * weight_R1,
+        largest_R1=torch.maximum(1 / sum_R1, off_label_R1) * weight_R1,
+        dtype=rows_RD.dtype,
+    )
     correct = None
     if with_metrics:
         correct = logits_RV.argmax(dim=-1).view(labels.shape) == labels
-    return ChunkLoss((weight * ce).sum(), weight.sum(), slope_RV @ lm_head_VD, correct)
+    return ChunkLoss((weight * ce).sum(), weight.sum(), gradient_RD, correct)
 
 
 def slot_weights(ce: Tensor, supervised: Tensor, *, settings: ObjectiveSettings) -> Tensor:
@@ -191,7 +202,7 @@ class _FrozenHeadLoss(torch.autograd.Function):
     def forward(  # noqa: PLR0917  `apply` passes positional arguments only
         ctx: Any,  # noqa: ANN401  torch gives it no public type
         rows_RD: Tensor,
-        lm_head_VD: Tensor,
+        head: Head,
         labels: Tensor,
         supervised: Tensor,
         how: tuple[ObjectiveSettings, bool, ChunkFunction],
@@ -203,7 +214,7 @@ class _FrozenHeadLoss(torch.autograd.Function):
             blocks = slice(first, min(first + settings.chunk_blocks, num_blocks))
             part = chunk(
                 rows_RD[blocks.start * num_slots : blocks.stop * num_slots],
-                lm_head_VD,
+                head,
                 labels[blocks],
                 supervised=supervised[blocks],
                 settings=settings,

@@ -14,6 +14,7 @@ from torch import Tensor
 from dflash.drafter.anchors import Anchors, anchor_scores, draw_anchors
 from dflash.drafter.attention import Attention, Mask, SplitMask
 from dflash.drafter.blocks import block_inputs, block_labels
+from dflash.drafter.head import Head
 from dflash.drafter.masks import (
     MaskTables,
     block_mask_from,
@@ -94,7 +95,7 @@ class BlockLoss:
     Args:
         drafter: trained; its gradients are what a step is for.
         embedding_VD: the target's embedding, frozen.
-        lm_head_VD: the target's head, frozen.
+        head: the target's head, frozen; as it is, or as ``drafter.head.scaled_head`` rounds it.
         settings: how slots are weighted.
         num_anchors: N; ``masks.num_anchors_for`` gives it from a density.
         seed: of the anchors.
@@ -108,7 +109,7 @@ class BlockLoss:
         drafter: Drafter,
         *,
         embedding_VD: Tensor,
-        lm_head_VD: Tensor,
+        head: Head,
         settings: ObjectiveSettings,
         num_anchors: int,
         seed: int,
@@ -117,7 +118,7 @@ class BlockLoss:
     ) -> None:
         self.drafter = drafter
         self.embedding_VD = embedding_VD
-        self.lm_head_VD = lm_head_VD
+        self.head: Head = head
         self.settings = settings
         self.num_anchors = num_anchors
         self.seed = seed
@@ -127,6 +128,11 @@ class BlockLoss:
         self.layers: Callable[..., Tensor] = self._layers
         self.objective: Callable[..., Objective] = self._objective
         self.chunk: ChunkFunction = chunk_loss
+
+    @property
+    def frozen(self) -> list[Tensor]:
+        """The target's tensors that a step reads and never writes."""
+        return [self.embedding_VD, *([self.head] if isinstance(self.head, Tensor) else self.head)]
 
     @property
     def block_size(self) -> int:
@@ -219,7 +225,7 @@ class BlockLoss:
     ) -> Objective:
         return block_objective(
             hidden_QD,
-            self.lm_head_VD.to(hidden_QD.dtype),
+            self.head.to(hidden_QD.dtype) if isinstance(self.head, Tensor) else self.head,
             labels_NB,
             weight_NB=weight_NB,
             settings=self.settings,

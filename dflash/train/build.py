@@ -12,6 +12,7 @@ from dflash.data.packing import Packing
 from dflash.data.prepare import prepare
 from dflash.data.prompts import heldout_prompts
 from dflash.data.shards import TokenDataset
+from dflash.drafter.head import scaled_head
 from dflash.drafter.masks import num_anchors_for
 from dflash.drafter.model import Drafter
 from dflash.drafter.objective import ObjectiveSettings
@@ -190,10 +191,11 @@ def make_steps(
         device = torch.device(name)
         near = next((t for t in targets if torch.device(t.device) == device), targets[0])
         drafter = _initial_drafter(config, shape).to(device)
+        head_VD = near.lm_head_VD.to(device, devices.compute_dtype)
         loss = BlockLoss(
             drafter,
             embedding_VD=near.embedding_VD.to(device, devices.compute_dtype),
-            lm_head_VD=near.lm_head_VD.to(device, devices.compute_dtype),
+            head=scaled_head(head_VD) if config.precision.matmul == "fp8" else head_VD,
             settings=ObjectiveSettings(
                 kind=config.objective.kind,
                 gamma=resolved_gamma(config),

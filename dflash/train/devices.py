@@ -14,6 +14,7 @@ from dflash.execution import ModeChoice, choose_mode
 from dflash.train.memory import DTYPES, GIB
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+FP8_CAPABILITY = (8, 9)  # torch._scaled_mm's own requirement
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -53,6 +54,8 @@ def settle_devices(config: RunConfig) -> Devices:
     drafters = resolved_devices(config.drafter.devices, num_cuda=num_cuda)
     _require_existing(targets, drafters, num_cuda=num_cuda)
     _require_alike(drafters)
+    if config.precision.matmul == "fp8":
+        _require_8bit_products(drafters)
     return Devices(
         targets=targets,
         drafters=drafters,
@@ -67,6 +70,18 @@ def settle_devices(config: RunConfig) -> Devices:
         gradient_sum=choose_sum(config.execution.gradient_sum, drafters),
         notes=(*_unequal_memory(drafters), *_detours(targets, drafters)),
     )
+
+
+def _require_8bit_products(drafters: Sequence[str]) -> None:
+    for name in drafters:
+        capability = torch.cuda.get_device_capability(name) if name != "cpu" else None
+        if capability is None or capability < FP8_CAPABILITY:
+            kind = "is a CPU" if capability is None else "has {}.{}".format(*capability)
+            raise ConfigError(
+                'precision.matmul = "fp8" needs a GPU of compute capability'
+                f" {'.'.join(map(str, FP8_CAPABILITY))} or more for every drafter; {name} {kind}",
+                hint='set precision.matmul = "bf16"',
+            )
 
 
 def choose_sum(

@@ -118,7 +118,7 @@ class TrainStep:
 
     def regions(self) -> list[Region]:
         """What a compiling mode compiles: everything but autograd; the optimizer's move always."""
-        frozen = (self.loss.embedding_VD, self.loss.lm_head_VD)
+        frozen = tuple(self.loss.frozen)
         regions = [Region(self.loss, name, constants=frozen) for name in COMPILED_PARTS]
         if isinstance(self.adam, MasterAdamW):
             regions.append(Region(self.adam, "kernel", kernel=True, dynamic=True))

@@ -49,7 +49,7 @@ def block_loss(
     return BlockLoss(
         tiny_drafter().cuda(),
         embedding_VD=embedding,
-        lm_head_VD=head,
+        head=head,
         settings=ObjectiveSettings(chunk_blocks=32),
         num_anchors=ANCHORS,
         seed=0,

@@ -30,7 +30,7 @@ def block_loss(
     return BlockLoss(
         drafter,
         embedding_VD=EMBEDDING,
-        lm_head_VD=HEAD,
+        head=HEAD,
         settings=ObjectiveSettings(chunk_blocks=8),
         num_anchors=ANCHORS,
         seed=3,
@@ -156,7 +156,7 @@ def test_features_in_bf16_train_fp32_masters() -> None:
     loss = BlockLoss(
         drafter,
         embedding_VD=EMBEDDING.bfloat16(),
-        lm_head_VD=HEAD.bfloat16(),
+        head=HEAD.bfloat16(),
         settings=ObjectiveSettings(),
         num_anchors=ANCHORS,
         seed=3,

@@ -36,7 +36,7 @@ def make_step(
     loss = BlockLoss(
         tiny_drafter(),
         embedding_VD=embedding_VD,
-        lm_head_VD=lm_head_VD,
+        head=lm_head_VD,
         settings=ObjectiveSettings(
             kind="dpace" if kind == "dpace" else "decay",
             gamma=GAMMA if kind == "decay" else None,

@@ -81,6 +81,10 @@ class EvalRecord(_Line):
     num_prompts: int
     max_new_tokens: int
     temperature: float = Field(default=0.0, description="of the target's choice; 0 is greedy")
+    decode_loop: Literal["captured", "eager"] = Field(
+        default="eager", description="replays of CUDA graphs, or Python calls"
+    )
+    eager_because: str | None = Field(default=None, description="why it was eager")
 
 
 class EventRecord(_Line):

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from decode_cases import PROMPTS, Forecaster, Watched, own_text
 from safetensors.torch import load_file
 from tiny_models import BLOCK, CONFIGS, MASK, SIZES, VOCAB, as_target, tiny_drafter, tiny_target
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
 from dflash.config import DrafterConfig
 from dflash.decode import DecodeLimits, plain_decode, speculative_decode
-from dflash.drafter.model import ContextCache, Drafter
+from dflash.drafter.model import Drafter
 from dflash.drafter.objective import ObjectiveSettings
 from dflash.drafter.training import BlockLoss, StepInputs
 from dflash.drafter.zlab import from_zlab
@@ -23,41 +23,6 @@ from dflash.target.model import Target
 from dflash.target.shape import default_shape
 
 GOLDEN = Path(__file__).parent / "golden"
-
-PROMPTS = [[5], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [40, 3, 3, 12, 60, 7]]
-
-
-class Forecaster(Drafter):
-    """A drafter that knows the text and is wrong in some slots: accepts of every length."""
-
-    def knows(self, target: "Target", text: list[int], wrong_every: int) -> "Forecaster":
-        self.target, self.text, self.wrong_every = target, text, wrong_every
-        self.drafted = 0
-        return self
-
-    def draft(self, embeds_bBD: Tensor, positions_bB: Tensor, cache: ContextCache) -> Tensor:  # noqa: ARG002
-        directions_VD = F.normalize(self.target.lm_head_VD, dim=-1)
-        rows = []
-        for position in positions_bB[0].tolist():
-            self.drafted += 1
-            token = self.text[min(position, len(self.text) - 1)]
-            if self.drafted % self.wrong_every == 0:
-                token = (token + 1) % VOCAB
-            rows.append(directions_VD[token] * 100)
-        return torch.stack(rows)[None]
-
-
-def own_text(target: "Target", prompt: list[int], max_new_tokens: int) -> list[int]:
-    """The target's own greedy text, from transformers."""
-    ids = torch.tensor([prompt])
-    out = target.model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=max_new_tokens,
-        pad_token_id=0,
-    )
-    return out[0, len(prompt) :].tolist()
 
 
 def test_the_golden_generation_is_reproduced() -> None:
@@ -165,15 +130,6 @@ def test_committed_blocks_are_told_in_order() -> None:
     assert [token for tokens, _ in blocks for token in tokens] == decoded.tokens
     assert blocks[0] == (decoded.tokens[:1], 0)
     assert [accepted + 1 for _, accepted in blocks[1:-1]] == decoded.accepted[:-1]
-
-
-class Watched(Drafter):
-    """A drafter that keeps what each block came out as, and for which positions."""
-
-    def draft(self, embeds_bBD: Tensor, positions_bB: Tensor, cache: ContextCache) -> Tensor:
-        out = super().draft(embeds_bBD, positions_bB, cache)
-        self.__dict__.setdefault("seen", []).append((positions_bB[0].tolist(), out[0]))
-        return out
 
 
 def test_the_incremental_context_equals_one_forward_over_everything_committed() -> None:
@@ -298,7 +254,7 @@ def overfit(drafter: Drafter, target: "Target", text_T: Tensor, *, features_TC: 
     loss = BlockLoss(
         drafter,
         embedding_VD=target.embedding_VD,
-        lm_head_VD=target.lm_head_VD,
+        head=target.lm_head_VD,
         settings=ObjectiveSettings(),
         num_anchors=64,
         seed=0,

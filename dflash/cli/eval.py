@@ -70,6 +70,8 @@ def evaluate(  # noqa: PLR0913  one option each
     result = measure(
         pair.target, pair.drafter, asked, settings=settings, on_prompt=_progress(len(asked))
     )
+    if result.eager_because is not None:
+        talk(f"decoded eagerly: {result.eager_because}")
     if json_out != "-":
         show(result)
     if json_out is not None:
@@ -86,6 +88,7 @@ def show(result: "Evaluation") -> None:
             ("new tokens", f"{result.num_new_tokens}", f"{result.num_verify_steps} verify steps"),
             ("with drafter", f"{result.tokens_per_s_drafter:.1f}", "tokens/s"),
             ("without", "not run" if without is None else f"{without:.1f}", "tokens/s"),
+            ("loop", result.decode_loop, ""),
             ("speed-up", "" if result.speedup is None else f"{result.speedup:.2f}", "x"),
         ],
     )

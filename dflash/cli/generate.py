@@ -130,7 +130,7 @@ def _figures(decoded: "Decoded") -> str:
     speed = decoded.num_decoded / decoded.decode_s if decoded.num_decoded else 0.0
     return (
         f"{len(decoded.tokens)} tokens in {len(decoded.accepted)} verify steps: "
-        f"{tau}, {speed:.1f} tok/s"
+        f"{tau}, {speed:.1f} tok/s, {decoded.decode_loop} loop"
     )
 
 
@@ -143,4 +143,6 @@ def _report(decoded: "Decoded", text: str) -> dict[str, Any]:
         "prefill_s": decoded.prefill_s,
         "decode_s": decoded.decode_s,
         "finished_by": decoded.finished_by,
+        "decode_loop": decoded.decode_loop,
+        "eager_because": decoded.eager_because,
     }

@@ -211,9 +211,10 @@ class Drafter(nn.Module):
         """Append keys and values of newly committed tokens to every layer of the cache."""
         context_bTD = self.fuse(features_bTC)
         rope_T = self.rope(positions_bT, context_bTD.dtype)
+        cache.begin(positions_bT)
         for number, layer in enumerate(self._layers()):
             cache.write(number, *layer.self_attn.keys_values(context_bTD, rope_T))
-        cache.length += features_bTC.shape[1]
+        cache.commit(features_bTC.shape[1])
 
     @torch.no_grad()
     def draft(
@@ -227,11 +228,12 @@ class Drafter(nn.Module):
         """Return out_bBD of one block that reads the whole cached context; the cache stays."""
         rope_B = self.rope(positions_bB, embeds_bBD.dtype)
         h_bBD = embeds_bBD
+        mask = cache.begin(positions_bB)
         for number, layer in enumerate(self._layers()):
             x_bBD = layer.input_layernorm(h_bBD)
             k, v = cache.write(number, *layer.self_attn.keys_values(x_bBD, rope_B))
             q_bHBd = layer.self_attn.queries(x_bBD, rope_B)
-            h_bBD = layer.finish(h_bBD, attend(q_bHBd, k, v, mask=None, attention=attention))
+            h_bBD = layer.finish(h_bBD, attend(q_bHBd, k, v, mask=mask, attention=attention))
         out: Tensor = self.norm(h_bBD)
         return out
 

@@ -11,11 +11,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dflash.decode import Decoded, DecodeLimits, plain_decode, speculative_decode
+from dflash.decode import (
+    Decoded,
+    DecodeLimits,
+    DecodeLoop,
+    Replays,
+    plain_decode,
+    speculative_decode,
+)
 from dflash.drafter.model import Drafter
 from dflash.errors import DataError
 from dflash.records import EvalRecord
@@ -57,7 +64,8 @@ class Evaluation:
     ``steps_by_accepted_tokens[j]`` is the number of verify steps that committed j + 1 tokens;
     ``accepted_per_position[k - 1]`` the share of verify steps that accepted slot k (so all slots
     before it too). Speeds count the tokens after the prefill over the seconds after the prefill;
-    ``speedup`` compares only prompts that were decoded both ways.
+    ``speedup`` compares only prompts that were decoded both ways. ``decode_loop`` is "captured"
+    if every prompt was decoded by replays, both ways; ``eager_because`` says why not.
     """
 
     tau: float
@@ -72,6 +80,8 @@ class Evaluation:
     decode_s: float
     tokens_per_s_plain: float | None
     speedup: float | None
+    decode_loop: DecodeLoop
+    eager_because: str | None
 
     def record(self, *, step: int, settings: EvalSettings) -> EvalRecord:
         """What the run folder keeps of it."""
@@ -87,7 +97,35 @@ class Evaluation:
             num_prompts=self.num_prompts,
             max_new_tokens=settings.max_new_tokens,
             temperature=settings.temperature,
+            decode_loop=self.decode_loop,
+            eager_because=self.eager_because,
         )
+
+
+class Rig:
+    """What one evaluation leaves for the next: captured steps, and the copy that they draft with.
+
+    Graphs read weights where they were when captured, so a copy stays and gets the new weights.
+    """
+
+    def __init__(self, target: "Target") -> None:
+        self.target = target
+        self.replays = Replays(target)
+        self._copy: Drafter | None = None
+
+    @contextmanager
+    def drafter(self, drafter: Drafter) -> Iterator[Drafter]:
+        """Yield what ``decoding_copy`` does."""
+        with decoding_copy(drafter, self.target, into=self._copy) as copy:
+            yield copy
+        kept = copy is not drafter and self.replays.decode_loop == "captured"
+        self._copy = copy if kept else None
+
+    @property
+    def num_bytes(self) -> int:
+        """What is held between evaluations."""
+        copied = () if self._copy is None else self._copy.parameters()
+        return self.replays.num_bytes + sum(weight.nbytes for weight in copied)
 
 
 def evaluate(
@@ -98,6 +136,7 @@ def evaluate(
     settings: EvalSettings,
     heartbeat: Callable[[], None] | None = None,
     on_prompt: OnPrompt | None = None,
+    rig: Rig | None = None,
 ) -> Evaluation:
     """Decode every prompt with the drafter, and the first few also without it.
 
@@ -109,6 +148,7 @@ def evaluate(
         settings: limits, temperature, seed, how many prompts also run without the drafter.
         heartbeat: called at every verify step, so that a watchdog sees that work goes on.
         on_prompt: called after every prompt.
+        rig: of this target, where more evaluations follow.
 
     Raises:
         DataError: no prompts, or no prompt has a verify step.
@@ -124,19 +164,19 @@ def evaluate(
     limits = settings.limits
     drafted: list[Decoded] = []
     plain: list[Decoded] = []
-    with decoding_copy(drafter, target) as copy:
+    rig = rig or Rig(target)
+    with rig.drafter(drafter) as copy:
         if settings.num_plain_prompts:
-            _warm_up(target, copy, prompts[0])
+            _warm_up(target, copy, prompts[0], replays=rig.replays)
+        same: dict[str, Any] = {"limits": limits, "replays": rig.replays}
         for number, prompt in enumerate(prompts):
             sampler = partial(_generator, target, settings.seed + number)
             drafted.append(
-                speculative_decode(
-                    target, copy, prompt, limits=limits, generator=sampler(), on_block=beat
-                )
+                speculative_decode(target, copy, prompt, generator=sampler(), on_block=beat, **same)
             )
             if number < settings.num_plain_prompts:
                 plain.append(
-                    plain_decode(target, prompt, limits=limits, generator=sampler(), on_token=beat)
+                    plain_decode(target, prompt, generator=sampler(), on_token=beat, **same)
                 )
             if on_prompt is not None:
                 on_prompt(number, drafted[-1])
@@ -163,6 +203,7 @@ def summarise(
     steps = [accepted.count(tokens) for tokens in range(1, block_size + 1)]
     at_least = list(accumulate(reversed(steps)))[::-1]  # steps that committed >= 1, 2, ... tokens
     both = drafted[: len(plain)]
+    eager = [one for one in (*drafted, *plain) if one.decode_loop == "eager"]
     return Evaluation(
         tau=sum(measured) / len(measured),
         tau_per_prompt=tau_per_prompt,
@@ -176,14 +217,19 @@ def summarise(
         decode_s=sum(one.decode_s for one in drafted),
         tokens_per_s_plain=_tokens_per_s(plain),
         speedup=_ratio(_tokens_per_s(both), _tokens_per_s(plain)),
+        decode_loop="eager" if eager else "captured",
+        eager_because=eager[0].eager_because if eager else None,
     )
 
 
 @contextmanager
-def decoding_copy(drafter: Drafter, target: "Target") -> Iterator[Drafter]:
+def decoding_copy(
+    drafter: Drafter, target: "Target", *, into: Drafter | None = None
+) -> Iterator[Drafter]:
     """Yield *drafter* in eval mode on the target's device in its compute dtype.
 
-    That is the drafter itself where it already is so (its mode is put back), else a copy.
+    That is the drafter itself where it already is so (its mode is put back), else a copy: *into*,
+    an earlier one, with the new weights, or a new one.
     """
     dtype = torch.bfloat16 if target.dtype == torch.float16 else target.dtype
     device = torch.device(target.device)
@@ -195,6 +241,9 @@ def decoding_copy(drafter: Drafter, target: "Target") -> Iterator[Drafter]:
         finally:
             for module, training in modes.items():
                 module.training = training
+    elif into is not None:
+        into.load_state_dict(drafter.state_dict())
+        yield into
     else:
         yield drafter_of(drafter.shape, drafter.state_dict(), device=device, dtype=dtype)
 
@@ -203,10 +252,12 @@ def _generator(target: "Target", seed: int) -> torch.Generator:
     return torch.Generator(torch.device(target.device)).manual_seed(seed)
 
 
-def _warm_up(target: "Target", drafter: Drafter, prompt: Sequence[int]) -> None:
+def _warm_up(
+    target: "Target", drafter: Drafter, prompt: Sequence[int], *, replays: Replays
+) -> None:
     limits = DecodeLimits(max_new_tokens=WARM_UP_TOKENS)
-    speculative_decode(target, drafter, prompt, limits=limits)
-    plain_decode(target, prompt, limits=limits)
+    speculative_decode(target, drafter, prompt, limits=limits, replays=replays)
+    plain_decode(target, prompt, limits=limits, replays=replays)
 
 
 def _tokens_per_s(decoded: Sequence[Decoded]) -> float | None:

@@ -77,6 +77,8 @@ def test_eval_prints_only_json_when_asked_to(
     assert 1.0 <= report["tau"] <= 4.0
     assert len(report["accepted_per_position"]) == 3
     assert report["speedup"] > 0
+    assert report["decode_loop"] == "eager"
+    assert "CUDA devices only" in report["eager_because"]
     written = tmp_path / "report.json"
     assert main([*arguments, "--num-prompts", "1", "--json", str(written)]) == 0
     assert json.loads(written.read_text())["num_prompts"] == 1

@@ -1,14 +1,19 @@
 """An evaluation reports the published tau, and touches nothing that is being trained."""
 
 import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from tiny_models import BLOCK, CONFIGS, tiny_drafter, tiny_target
 
-from dflash.decode import Decoded
+from dflash.decode import Decoded, Replays
 from dflash.errors import DataError
-from dflash.train.evaluation import EvalSettings, decoding_copy, evaluate, summarise
+from dflash.train.evaluation import EvalSettings, Rig, decoding_copy, evaluate, summarise
+
+if TYPE_CHECKING:
+    from dflash.target.model import Target
 
 PROMPTS = [[5], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [40, 3, 3, 12, 60, 7]]
 SETTINGS = EvalSettings(max_new_tokens=12)
@@ -143,3 +148,50 @@ def test_figures_are_finite() -> None:
     assert 1.0 <= result.tau <= BLOCK
     assert math.isfinite(result.tokens_per_s_drafter)
     assert result.tokens_per_s_drafter > 0
+
+
+def test_the_record_says_which_loop_decoded_and_why() -> None:
+    target = tiny_target(CONFIGS["llama"]())
+    eager = evaluate(target, tiny_drafter(), PROMPTS, settings=SETTINGS)
+    record = eager.record(step=1, settings=SETTINGS)
+    assert record.decode_loop == "eager"
+    assert record.eager_because == "graphs are captured on CUDA devices only, not on cpu"
+    captured = evaluate(target, tiny_drafter(), PROMPTS, settings=SETTINGS, rig=static_rig(target))
+    record = captured.record(step=1, settings=SETTINGS)
+    assert (record.decode_loop, record.eager_because) == ("captured", None)
+    assert captured.tau_per_prompt == eager.tau_per_prompt
+
+
+def test_one_eager_prompt_makes_the_evaluation_eager() -> None:
+    one = decoded([2], num_tokens=3, seconds=1.0)
+    captured = replace(one, decode_loop="captured")
+    fell_back = replace(one, eager_because="out of memory")
+    result = summarise([captured, captured], [fell_back], block_size=4)
+    assert (result.decode_loop, result.eager_because) == ("eager", "out of memory")
+
+
+def test_a_copy_that_captured_steps_read_stays_and_gets_the_new_weights() -> None:
+    target = tiny_target(CONFIGS["qwen3"]())
+    drafter = tiny_drafter().to(torch.bfloat16)
+    rig = static_rig(target)
+    before = evaluate(target, drafter, PROMPTS, settings=SETTINGS, rig=rig)
+    held = rig.num_bytes
+    with rig.drafter(drafter) as copy:
+        assert copy is not drafter
+    drafter.load_state_dict(tiny_drafter(3).state_dict())
+    after = evaluate(target, drafter, PROMPTS, settings=SETTINGS, rig=rig)
+    with rig.drafter(drafter) as same:
+        assert same is copy
+        assert torch.equal(same.fc.weight, drafter.fc.weight.float())
+    assert (
+        after.tau_per_prompt == evaluate(target, drafter, PROMPTS, settings=SETTINGS).tau_per_prompt
+    )
+    assert before.num_prompts == after.num_prompts
+    assert rig.num_bytes == held > sum(weight.nbytes for weight in copy.parameters())
+
+
+def static_rig(target: "Target") -> Rig:
+    """A rig whose steps are those of a GPU, called instead of replayed."""
+    rig = Rig(target)
+    rig.replays = Replays(target, launch=lambda body: body)
+    return rig

@@ -34,7 +34,7 @@ def full_loss(step: TrainStep, inputs: StepInputs, *, dpace: bool = False) -> tu
     )
     return full_logits_loss(
         hidden_QD,
-        loss.lm_head_VD,
+        loss.head,
         prepared.labels_NB,
         weight_NB=prepared.weight_NB,
         gamma=None if dpace else GAMMA,

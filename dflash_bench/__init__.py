@@ -1,1 +1,1 @@
-"""Measures dflash. Every file is a case: a pytest-benchmark test, a command, or both."""
+"""Measures dflash: `drafter_step`, `block_mask` and `pipeline` are commands (docs/benches.md)."""

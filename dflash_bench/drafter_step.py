@@ -1,194 +1,193 @@
-"""One optimizer step of the drafter on given features, on random weights.
+"""One optimizer step of the drafter on given features, in every execution mode asked for.
 
-``python -m dflash_bench.drafter_step --shape qwen3-8b-3072 --mode compiled`` prints one JSON
-object: milliseconds by CUDA events, peaks, device allocations after warm-up, and the rate of a
-large matrix product measured in the same process.
+``python -m dflash_bench.drafter_step --shape qwen3-8b-3072 --mode compiled --mode graphed`` keeps
+one process for each mode, which take turns (A B B A); a large matrix product takes turns with them.
+A table on stdout, everything as JSON with ``--json``; progress on stderr. Exit code 1 when a mode
+died, which is a row too.
 """
 
 import argparse
-import json
+import math
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 
-from dflash.drafter.model import Drafter
-from dflash.drafter.objective import ObjectiveSettings
-from dflash.drafter.training import BlockLoss, StepInputs
-from dflash.execution import Mode, Runner
-from dflash.train.logbook import GIB
-from dflash.train.adamw import AdamSettings
-from dflash.train.step import TrainStep
-from dflash.train.totals import averages
-from dflash_bench.shapes import SHAPES, BenchShape
+from dflash.execution import Mode
+from dflash_bench.flop import StepFlop, step_flop
+from dflash_bench.machine import machine_facts, say, write_json
+from dflash_bench.shapes import SHAPES
+from dflash_bench.steps import DrafterStep, Matmul, StepPlan
+from dflash_bench.timing import MatrixProduct, matrix_tflops, paired_ratio, step_figures
+from dflash_bench.turns import Child, Subject, take_turns
 
-Signature = Literal["normal", "metric"]
+Row = dict[str, Any]
 
 
-def make_step(shape: BenchShape, *, device: torch.device, seed: int = 0) -> TrainStep:
-    """Build a training step on a batch of random features; bf16 on a GPU, fp32 on a CPU."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    random = torch.Generator(device).manual_seed(seed)
-    drafter = Drafter(shape.drafter)
-    drafter.initialise(seed)
-    drafter.to(device)
-    hidden, vocabulary = shape.drafter.hidden_size, shape.drafter.vocab_size
-    embedding_VD, lm_head_VD = (
-        torch.empty(vocabulary, hidden, device=device, dtype=dtype).normal_(
-            std=0.02, generator=random
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a shape is measured: at least *steps* steps a mode, spread over *num_turns* turns."""
+
+    shape: str
+    device: str
+    steps: int = 200
+    num_turns: int = 8
+    limit_s: float = 300.0
+    profile: bool = False
+    seed: int = 0
+    matmul: Matmul = "bf16"
+
+    def plan(self, mode: Mode) -> StepPlan:
+        return StepPlan(
+            shape=self.shape,
+            mode=mode,
+            device=self.device,
+            turn_steps=math.ceil(self.steps / self.num_turns),
+            profile=self.profile,
+            seed=self.seed,
+            matmul=self.matmul,
         )
-        for _ in range(2)
+
+
+def compare(modes: Sequence[Mode], settings: Settings, *, alone: bool) -> list[Row]:
+    """Measure *modes* taking turns, or one after another when *alone*; a row for each."""
+    subjects: dict[str, Callable[[], Subject]] = {
+        mode: partial(DrafterStep, settings.plan(mode)) for mode in modes
+    }
+    if not alone:
+        return measure(subjects, settings)
+    return [row for mode in modes for row in measure({mode: subjects[mode]}, settings)]
+
+
+def measure(subjects: Mapping[str, Callable[[], Subject]], settings: Settings) -> list[Row]:
+    """Let *subjects* and a matrix product take turns; a row for each subject."""
+    everything: dict[str, Callable[[], Subject]] = {
+        **subjects,
+        "matrix product": partial(MatrixProduct, settings.device),
+    }
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(Child(name, make, limit_s=settings.limit_s))
+            for name, make in everything.items()
+        ]
+        take_turns(children, num_turns=settings.num_turns, say=say)
+    *of_modes, of_product = children
+    tflops = None
+    if of_product.turns:
+        tflops = matrix_tflops(of_product.turns, of_product.facts["matrix_size"])
+    flop = step_flop(SHAPES[settings.shape])
+    rows = [_row(child, flop, tflops=tflops, settings=settings) for child in of_modes]
+    for row, child in zip(rows, of_modes, strict=True):
+        if child.turns and of_modes[0].turns:
+            row["speed_against_first_mode"] = 1 / paired_ratio(child.turns, of_modes[0].turns)
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the command line, measure, print a table; 1 when a mode died."""
+    given = _parser().parse_args(arguments)
+    modes: list[Mode] = list(dict.fromkeys(given.mode or ["eager"]))
+    if given.profile is not None and len(modes) > 1:
+        _parser().error("--profile takes one --mode")
+    settings = Settings(
+        shape=given.shape,
+        device=given.device,
+        steps=given.steps,
+        num_turns=given.turns,
+        limit_s=given.limit_s,
+        profile=given.profile is not None,
+        seed=given.seed,
+        matmul=given.matmul,
     )
-    loss = BlockLoss(
-        drafter,
-        embedding_VD=embedding_VD,
-        lm_head_VD=lm_head_VD,
-        settings=ObjectiveSettings(kind="decay", gamma=7.0),
-        num_anchors=shape.num_anchors,
-        seed=seed,
-        attention="split" if device.type == "cpu" else "flex",
-    )
-    inputs = random_inputs(shape, device=device, dtype=dtype, generator=random)
-    settings = AdamSettings(betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip_norm=1.0)
-    step = TrainStep(loss, settings, token_budget=shape.token_budget, features_dtype=dtype)
-    for name, tensor in inputs._asdict().items():
-        step.inputs[name].copy_(tensor)
-    return step
+    rows = compare(modes, settings, alone=given.alone)
+    if given.profile is not None and "profile_text" in rows[0]:
+        given.profile.write_text(rows[0].pop("profile_text"), encoding="utf-8")
+    found = report(rows, settings, arguments=sys.argv[1:] if arguments is None else arguments)
+    write_json(found, given.json)
+    print(table(found))
+    return int(any("error" in row for row in rows))
 
 
-def random_inputs(
-    shape: BenchShape, *, device: torch.device, dtype: torch.dtype, generator: torch.Generator
-) -> StepInputs:
-    """Return random features and tokens of documents of equal length, all supervised."""
-    num_tokens, length = shape.token_budget, shape.token_budget // shape.num_documents
-    position = torch.arange(num_tokens, device=device)
-    width = shape.drafter.num_taps * shape.drafter.hidden_size
-    return StepInputs(
-        features_TC=torch.randn(num_tokens, width, device=device, dtype=dtype, generator=generator),
-        tokens_T=torch.randint(
-            0, shape.drafter.mask_token_id, (num_tokens,), device=device, generator=generator
-        ),
-        documents_T=(position // length).clamp(max=shape.num_documents - 1),
-        positions_T=position % length,
-        loss_mask_T=torch.ones(num_tokens, device=device, dtype=torch.bool),
-        batch_number=torch.zeros((), device=device, dtype=torch.int64),
-    )
-
-
-def one_step(runner: Runner, step: TrainStep, number: int, *, signature: Signature) -> None:
-    """Run batch *number* and move the optimizer, as the training loop does."""
-    step.batch.batch_number.fill_(number)
-    runner(signature)
-    step.set_lr(1e-4)
-    runner("update")
-
-
-def time_steps(run: Callable[[int], object], count: int, device: torch.device) -> list[float]:
-    """Return milliseconds of *count* calls: by events on a GPU, by the clock on a CPU."""
-    if device.type == "cpu":
-        times = []
-        for number in range(count):
-            started = time.perf_counter()
-            run(number)
-            times.append((time.perf_counter() - started) * 1e3)
-        return times
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    marks[0].record()
-    for number in range(count):
-        run(number)
-        marks[number + 1].record()
-    torch.cuda.synchronize(device)
-    return [float(a.elapsed_time(b)) for a, b in pairwise(marks)]
-
-
-def matrix_rate(device: torch.device, *, size: int = 8192, repeats: int = 10) -> float:
-    """Return TFLOP/s of a bf16 product of two random square matrices."""
-    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    times_ms = time_steps(lambda _: torch.mm(left, right), repeats + 3, device)[3:]
-    return 2 * size**3 / (statistics.median(times_ms) * 1e-3) / 1e12
-
-
-def measure(
-    name: str, mode: Mode, *, count: int, device: torch.device, profile: Path | None = None
-) -> dict[str, Any]:
-    """Measure one shape in one mode; *profile* receives the kernels by their share of the time."""
-    shape = SHAPES[name]
-    step = make_step(shape, device=device)
-    runner = Runner(step, mode)
-    runner.warm_up()
-    runner.enter_worker()
-    on_gpu = device.type == "cuda"
-    allocs = torch.cuda.memory_stats(device)["num_device_alloc"] if on_gpu else 0
-    times_ms = time_steps(lambda n: one_step(runner, step, n, signature="normal"), count, device)
-    metric_ms = time_steps(
-        lambda n: one_step(runner, step, n, signature="metric"), max(2, count // 5), device
-    )
-    if profile is not None:
-        _profile(lambda n: one_step(runner, step, n, signature="normal"), profile)
-    found = averages(step.totals.sums.cpu())
-    deciles = statistics.quantiles(times_ms, n=10)
+def report(rows: list[Row], settings: Settings, *, arguments: Sequence[str]) -> dict[str, Any]:
+    """Everything that was found, as the JSON holds it."""
+    shape = SHAPES[settings.shape]
     return {
-        "shape": name,
-        "mode": mode,
-        "steps": count,
-        "step_ms_median": statistics.median(times_ms),
-        "step_ms_p10": deciles[0],
-        "step_ms_p90": deciles[-1],
-        "step_ms_max": max(times_ms),
-        "metric_step_ms_median": statistics.median(metric_ms),
-        "context_tokens_per_s": shape.token_budget / statistics.median(times_ms) * 1e3,
-        "warm_up_s": runner.warm_up_s,
-        "loss": found.loss,
-        "grad_norm": found.grad_norm,
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
-        **(_gpu_figures(device, allocs) if on_gpu else {}),
+        **machine_facts(torch.device(settings.device), case="drafter_step", arguments=arguments),
+        "shape": settings.shape,
+        "sizes": asdict(shape),
+        "flop": asdict(step_flop(shape)),
+        "settings": asdict(settings),
+        "modes": rows,
     }
 
 
-def _profile(run: Callable[[int], object], out: Path) -> None:
-    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities) as seen:
-        for number in range(3):
-            run(number)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-    order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-    out.write_text(seen.key_averages().table(sort_by=order, row_limit=60), encoding="utf-8")
+def _row(child: Child, flop: StepFlop, *, tflops: float | None, settings: Settings) -> Row:
+    row: Row = {"mode": child.name}
+    if child.failure is not None:
+        row["error"] = asdict(child.failure)
+    times_ms = [time_ms for turn in child.turns for time_ms in turn]
+    if child.prepared_s:
+        row["first_step_s"] = child.prepared_s
+    if len(times_ms) > 1:
+        row |= {"steps": len(times_ms), **step_figures(times_ms)}
+        seconds = row["step_ms_median"] * 1e-3
+        row["context_tokens_per_s"] = SHAPES[settings.shape].token_budget / seconds
+        row["model_tflops"] = flop.model / seconds / 1e12
+        row["needed_tflops"] = flop.needed / seconds / 1e12
+        row["turn_ms_medians"] = [statistics.median(turn) for turn in child.turns]
+        if tflops is not None:
+            row["matrix_tflops"] = tflops
+            row["matrix_share"] = row["model_tflops"] / tflops
+            row["matrix_share_needed"] = row["needed_tflops"] / tflops
+    return row | child.facts
 
 
-def _gpu_figures(device: torch.device, allocs_before: int) -> dict[str, Any]:
-    stats = torch.cuda.memory_stats(device)
-    return {
-        "peak_allocated_gib": stats["allocated_bytes.all.peak"] / GIB,
-        "peak_reserved_gib": stats["reserved_bytes.all.peak"] / GIB,
-        "device_allocs_after_warm_up": stats["num_device_alloc"] - allocs_before,
-        "matrix_tflops": matrix_rate(device),
-    }
+def table(found: dict[str, Any]) -> str:
+    """A line for each mode, below one that says what and where."""
+    product = next((row["matrix_tflops"] for row in found["modes"] if "matrix_tflops" in row), None)
+    lines = [
+        f"{found['shape']} on {found['device']}, torch {found['torch']}, commit {found['commit']}"
+        + ("" if product is None else f"; matrix product {product:.0f} TFLOP/s"),
+        "mode              ms/step p90/med     max   tok/s  share  GiB  allocs first s      loss",
+    ]
+    for row in found["modes"]:
+        if "error" in row:
+            error = row["error"]
+            lines.append(
+                f"{row['mode']:<16} {error['type']} during {error['during']}: {error['message']}"
+            )
+        else:
+            lines.append(
+                f"{row['mode']:<16} {row['step_ms_median']:8.2f} {row['step_p90_over_median']:7.3f}"
+                f" {row['step_ms_max']:7.1f} {row['context_tokens_per_s']:7.0f}"
+                f" {row.get('matrix_share', math.nan):6.3f} {row['peak_reserved_gib']:5.1f}"
+                f" {row['device_allocs_after_warm_up']:6d} {row['first_step_s']:7.1f}"
+                f" {row['loss_last']:9.5f}"
+            )
+    return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, measure, print JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
-    parser.add_argument("--mode", choices=("eager", "compiled"), default="eager")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--mode", action="append", choices=get_args(Mode), help="repeatable")
+    parser.add_argument("--alone", action="store_true", help="modes one after another: less memory")
+    parser.add_argument("--steps", type=int, default=200, help="of each mode, at least")
+    parser.add_argument("--turns", type=int, default=8, help="over which the steps are spread")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--profile", type=Path, help="file for a table of kernels")
-    given = parser.parse_args(arguments)
-    result = measure(
-        given.shape,
-        given.mode,
-        count=given.steps,
-        device=torch.device(given.device),
-        profile=given.profile,
-    )
-    print(json.dumps(result, indent=2))
+    parser.add_argument("--matmul", choices=get_args(Matmul), default="bf16")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit-s", type=float, default=300.0, help="longer silence is a hang")
+    parser.add_argument("--json", type=Path, help="file for everything that was found")
+    parser.add_argument("--profile", type=Path, help="file for kernels by their share; one mode")
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

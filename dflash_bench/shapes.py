@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass
 
+from dflash.drafter.masks import num_anchors_for
 from dflash.drafter.shape import DrafterShape
+
+PAPER_DENSITY = 512 / 3072
+"""Anchors per token of shape A, ``qwen3-8b-3072``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +48,38 @@ _TINY = DrafterShape(
     rope_theta=1e4,
 )
 
+# SmolLM2-135M-Instruct's drafter as configs/smollm2.toml makes it
+_SMOLLM2 = DrafterShape(
+    hidden_size=576,
+    intermediate_size=1536,
+    num_layers=5,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    target_layer_ids=(1, 8, 14, 20, 27),
+    num_target_layers=30,
+    block_size=16,
+    mask_token_id=4,
+    vocab_size=49152,
+    rope_theta=1e5,
+)
+
+
+def _at_paper_density(drafter: DrafterShape, token_budget: int, num_documents: int) -> BenchShape:
+    return BenchShape(
+        drafter=drafter,
+        token_budget=token_budget,
+        num_anchors=num_anchors_for(token_budget, PAPER_DENSITY, drafter.block_size),
+        num_documents=num_documents,
+    )
+
+
 SHAPES = {
     "tiny": BenchShape(drafter=_TINY, token_budget=256, num_anchors=32, num_documents=2),
-    # 3072 context tokens, 512 anchors of 16: what rivals' recipes use, batch 1
-    "qwen3-8b-3072": BenchShape(
-        drafter=_QWEN3_8B, token_budget=3072, num_anchors=512, num_documents=1
-    ),
-    "qwen3-8b-packed-24k": BenchShape(
-        drafter=_QWEN3_8B, token_budget=24576, num_anchors=4096, num_documents=8
-    ),
+    # shape A: 3072 context tokens, 512 anchors of 16, what rivals' recipes use, batch 1
+    "qwen3-8b-3072": _at_paper_density(_QWEN3_8B, 3072, 1),
+    "qwen3-8b-packed-24k": _at_paper_density(_QWEN3_8B, 24576, 8),
+    "qwen3-8b-packed-49k": _at_paper_density(_QWEN3_8B, 49152, 16),
+    # conversations of some 250 tokens, as in docs/measurements/smollm2.md
+    "smollm2-4096": _at_paper_density(_SMOLLM2, 4096, 16),
 }

@@ -1,0 +1,67 @@
+"""Subjects take turns in processes of their own, and one that dies takes no other with it."""
+
+import os
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+from bench_subjects import Crashing, Hanging, Leaving, Printing, Raising, Sound
+
+from dflash_bench.turns import Child, take_turns
+
+
+def run(subjects: dict[str, type[Sound]], log: Path, *, num_turns: int = 2) -> list[Child]:
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(Child(name, partial(kind, name, log), limit_s=20.0))
+            for name, kind in subjects.items()
+        ]
+        take_turns(children, num_turns=num_turns, say=lambda _: None)
+    return children
+
+
+def test_turns_go_there_and_back(tmp_path: Path) -> None:
+    children = run({"A": Sound, "B": Sound}, tmp_path / "log", num_turns=4)
+    assert (tmp_path / "log").read_text() == "ABBAABBA"
+    assert [child.turns for child in children] == [[[1.0, 2.0]] * 4] * 2
+    assert all(child.facts["finished"] and child.failure is None for child in children)
+    assert len({os.getpid(), *(child.facts["process"] for child in children)}) == 3
+
+
+def test_a_subject_that_dies_in_any_way_is_a_failure_and_the_rest_goes_on(tmp_path: Path) -> None:
+    kinds = {"raises": Raising, "crashes": Crashing, "leaves": Leaving, "sound": Sound}
+    found = {child.name: child for child in run(kinds, tmp_path / "log")}
+    raised, crashed, left = (found[name].failure for name in ("raises", "crashes", "leaves"))
+    assert raised is not None
+    assert (raised.type, raised.message) == ("ValueError", "a tensor of the wrong shape")
+    assert raised.during == "turn"
+    assert "and a second line" in raised.trace
+    assert crashed is not None
+    assert (crashed.type, crashed.during) == ("ProcessDied", "prepare")
+    assert "SIGABRT" in crashed.message
+    assert left is not None
+    assert (left.message, left.during) == ("exit code 7", "finish")
+    assert len(found["leaves"].turns) == 2
+    assert found["sound"].failure is None
+    assert found["sound"].facts["finished"]
+
+
+def test_a_subject_that_hangs_is_ended(tmp_path: Path) -> None:
+    with Child("hangs", partial(Hanging, "hangs", tmp_path / "log"), limit_s=20.0) as child:
+        child.prepare()
+        child.limit_s = 0.5
+        child.turn()
+        assert child.failure is not None
+        assert (child.failure.type, child.failure.during) == ("Hang", "turn")
+        child.finish()
+    assert not child.alive
+
+
+def test_what_a_subject_prints_stays_out_of_the_results(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run({"prints": Printing}, tmp_path / "log", num_turns=1)
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert "this is not a result" in shown.err

@@ -21,9 +21,9 @@ GROUPS = (
         "optimizer",
         r"adam|multi_tensor|norm_kernel|NormTwo|vector_norm|triton_poi_.*(?<!r)sqrt.*where",
     ),
-    ("LM-head kernels", r"softmax|triton_\w*(logsumexp|_exp_|expm1|amax)"),
+    ("LM-head kernels", r"softmax|triton_\w*(logsumexp|_exp_|expm1|amax|_mul_\w*scatter)"),
     ("anchors and mask", r"topk|sort|radix|scan|cumsum|gather|scatter|index|bitonic"),
-    ("copies", r"memcpy|memset|copy|aten::cat|CatArray|fill"),
+    ("copies", r"memcpy|memset|CatArray|FillFunctor|direct_copy|^aten::(copy_|cat|fill_)"),
     ("elementwise", r"triton_|elementwise|reduce|vectorized|aten::"),
 )
 """Name and pattern; the first pattern that a kernel's name holds decides."""

@@ -59,13 +59,16 @@ class MatrixProduct:
         self.device = torch.device(device)
         self.size = MATRIX_SIZE if self.device.type == "cuda" else SMALL_MATRIX_SIZE
 
-    def prepare(self) -> dict[str, Any]:
+    def build(self) -> dict[str, Any]:
         shape = (self.size, self.size)
         self._left, self._right, self._out = (
             torch.randn(shape, device=self.device, dtype=torch.bfloat16) for _ in range(3)
         )
-        self.turn()
         return {"matrix_size": self.size}
+
+    def prepare(self) -> dict[str, Any]:
+        self.turn()
+        return {}
 
     def turn(self) -> list[float]:
         times = time_steps(

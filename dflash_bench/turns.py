@@ -11,21 +11,25 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 Facts = dict[str, Any]
-Order = Literal["prepare", "turn", "finish"]
+Order = Literal["build", "prepare", "turn", "finish"]
 END_S = 5.0
 
 
 class Subject(Protocol):
     """What one process measures; everything it returns is picklable."""
 
+    def build(self) -> Facts:
+        """Make what is measured; others may be using the device meanwhile."""
+
     def prepare(self) -> Facts:
-        """Make ready, up to the end of the first step."""
+        """Compile and warm up, up to the end of the first step; nobody else uses the device."""
 
     def turn(self) -> list[float]:
         """Run some steps; the milliseconds of each."""
@@ -47,8 +51,9 @@ class Failure:
 class Child:
     """One subject in one process, as the process that measures sees it.
 
-    ``prepare`` starts the process; ``prepared_s`` runs from there to the end of the first step. An
-    answer that takes longer than ``limit_s`` is a hang.
+    ``prepared_s`` runs from just before the process is started to the end of its first step, less
+    the time in which it waited for its turn to prepare. An answer that takes longer than
+    ``limit_s`` is a hang.
     """
 
     def __init__(self, name: str, make: Callable[[], Subject], *, limit_s: float) -> None:
@@ -57,6 +62,7 @@ class Child:
         self.facts: Facts = {}
         self.failure: Failure | None = None
         self.prepared_s = 0.0
+        self._started_at = 0.0
         self.limit_s = limit_s
         context = multiprocessing.get_context("spawn")
         self._pipe, self._theirs = context.Pipe()
@@ -78,16 +84,24 @@ class Child:
         """Whether its process runs."""
         return self._process.is_alive()
 
-    def prepare(self) -> None:
-        """Start the process and wait until the subject has made its first step."""
-        started_at = time.time()
+    def start(self) -> None:
+        """Start the process and let it build, without waiting for it."""
+        self._started_at = time.time()
         self._process.start()
         self._theirs.close()
-        answer = self._ask("prepare")
-        if answer is not None:
-            ended_at, facts = answer
-            self.prepared_s = ended_at - started_at
-            self.facts |= facts
+        self._send("build")
+
+    def prepare(self) -> None:
+        """Wait until the subject is built, and then until it has made its first step."""
+        built = self._receive("build")
+        if built is None:
+            return
+        self.facts |= built[1]
+        asked_at = time.time()
+        prepared = self._ask("prepare")
+        if prepared is not None:
+            self.facts |= prepared[1]
+            self.prepared_s = built[0] - self._started_at + prepared[0] - asked_at
 
     def turn(self) -> None:
         """Let the subject run some steps."""
@@ -114,13 +128,21 @@ class Child:
             self._process.join()
 
     def _ask(self, order: Order) -> tuple[float, Any] | None:
+        self._send(order)
+        return self._receive(order)
+
+    def _send(self, order: Order) -> None:
+        if self.failure is None:
+            with suppress(OSError):  # it has died, as receiving will show
+                self._pipe.send(order)
+
+    def _receive(self, order: Order) -> tuple[float, Any] | None:
+        """When the answer was given, and the answer; None once there is a failure."""
         if self.failure is not None:
             return None
         try:
-            self._pipe.send(order)
             if not self._pipe.poll(self.limit_s):
-                message = f"no answer within {self.limit_s:g} s"
-                self.failure = Failure("Hang", message, order)
+                self.failure = Failure("Hang", f"no answer within {self.limit_s:g} s", order)
                 self._process.kill()
                 return None
             answer: tuple[float, Any] = self._pipe.recv()
@@ -135,8 +157,14 @@ class Child:
 
 
 def take_turns(children: Sequence[Child], *, num_turns: int, say: Callable[[str], None]) -> None:
-    """Make all ready one after another, let them take turns A B B A ..., and finish all."""
-    for child in children:
+    """Make all ready one after another, let them take turns A B B A ..., and finish all.
+
+    Each starts and builds while the one before it compiles.
+    """
+    children[0].start()
+    for child, following in zip(children, [*children[1:], None], strict=True):
+        if following is not None:
+            following.start()
         say(f"{child.name}: making ready")
         child.prepare()
         say(f"{child.name}: {_state(child)}")

@@ -13,8 +13,11 @@ class Sound:
         self.name = name
         self.log = log
 
-    def prepare(self) -> dict[str, Any]:
+    def build(self) -> dict[str, Any]:
         return {"process": os.getpid()}
+
+    def prepare(self) -> dict[str, Any]:
+        return {}
 
     def turn(self) -> list[float]:
         with self.log.open("a") as file:
@@ -35,6 +38,11 @@ class Crashing(Sound):
         os.abort()
 
 
+class Unbuilt(Sound):
+    def build(self) -> dict[str, Any]:
+        os._exit(3)
+
+
 class Leaving(Sound):
     def finish(self) -> dict[str, Any]:
         os._exit(7)
@@ -50,3 +58,11 @@ class Printing(Sound):
     def turn(self) -> list[float]:
         print("this is not a result")  # noqa: T201 - what the test is about
         return [1.0, 2.0]
+
+
+class Slow(Sound):
+    SECONDS = 4.0
+
+    def prepare(self) -> dict[str, Any]:
+        time.sleep(self.SECONDS)
+        return {}

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from bench_subjects import Crashing, Hanging, Leaving, Printing, Raising, Sound
+from bench_subjects import Crashing, Hanging, Leaving, Printing, Raising, Slow, Sound, Unbuilt
 
 from dflash_bench.turns import Child, take_turns
 
@@ -31,6 +31,7 @@ def test_turns_go_there_and_back(tmp_path: Path) -> None:
 
 def test_a_subject_that_dies_in_any_way_is_a_failure_and_the_rest_goes_on(tmp_path: Path) -> None:
     kinds = {"raises": Raising, "crashes": Crashing, "leaves": Leaving, "sound": Sound}
+    kinds |= {"unbuilt": Unbuilt}
     found = {child.name: child for child in run(kinds, tmp_path / "log")}
     raised, crashed, left = (found[name].failure for name in ("raises", "crashes", "leaves"))
     assert raised is not None
@@ -43,12 +44,16 @@ def test_a_subject_that_dies_in_any_way_is_a_failure_and_the_rest_goes_on(tmp_pa
     assert left is not None
     assert (left.message, left.during) == ("exit code 7", "finish")
     assert len(found["leaves"].turns) == 2
+    unbuilt = found["unbuilt"].failure
+    assert unbuilt is not None
+    assert (unbuilt.message, unbuilt.during) == ("exit code 3", "build")
     assert found["sound"].failure is None
     assert found["sound"].facts["finished"]
 
 
 def test_a_subject_that_hangs_is_ended(tmp_path: Path) -> None:
     with Child("hangs", partial(Hanging, "hangs", tmp_path / "log"), limit_s=20.0) as child:
+        child.start()
         child.prepare()
         child.limit_s = 0.5
         child.turn()
@@ -65,3 +70,9 @@ def test_what_a_subject_prints_stays_out_of_the_results(
     shown = capfd.readouterr()
     assert shown.out == ""
     assert "this is not a result" in shown.err
+
+
+def test_the_time_to_the_first_step_leaves_out_waiting_for_others(tmp_path: Path) -> None:
+    slow, quick = run({"slow": Slow, "quick": Sound}, tmp_path / "log")
+    assert slow.prepared_s > Slow.SECONDS
+    assert 0 < quick.prepared_s < Slow.SECONDS  # it was built while the other was preparing

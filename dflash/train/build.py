@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dflash.config import RunConfig, resolved_gamma
 from dflash.data.batch import PackedBatch, assemble
@@ -12,7 +13,7 @@ from dflash.data.packing import Packing
 from dflash.data.prepare import prepare
 from dflash.data.prompts import heldout_prompts
 from dflash.data.shards import TokenDataset
-from dflash.drafter.head import scaled_head
+from dflash.drafter.head import Head, scaled_head
 from dflash.drafter.masks import num_anchors_for
 from dflash.drafter.model import Drafter
 from dflash.drafter.objective import ObjectiveSettings
@@ -187,15 +188,15 @@ def make_steps(
 ) -> list[TrainStep]:
     """Build one replica per drafter device, all with the same weights."""
     steps = []
+    names = dict.fromkeys(devices.drafters)
+    tables = {name: _tables(config, devices, targets, name=name) for name in names}
     for name in devices.drafters:
         device = torch.device(name)
-        near = next((t for t in targets if torch.device(t.device) == device), targets[0])
         drafter = _initial_drafter(config, shape).to(device)
-        head_VD = near.lm_head_VD.to(device, devices.compute_dtype)
         loss = BlockLoss(
             drafter,
-            embedding_VD=near.embedding_VD.to(device, devices.compute_dtype),
-            head=scaled_head(head_VD) if config.precision.matmul == "fp8" else head_VD,
+            embedding_VD=tables[name][0],
+            head=tables[name][1],
             settings=ObjectiveSettings(
                 kind=config.objective.kind,
                 gamma=resolved_gamma(config),
@@ -253,6 +254,18 @@ def contract_of(
         "objective.kind": config.objective.kind,
         "packed batches per step": batches_per_step,
     }
+
+
+def _tables(
+    config: RunConfig, devices: Devices, targets: list[Target], *, name: str
+) -> tuple[Tensor, Head]:
+    """The embedding and the head on device *name*: the target's own where it is there."""
+    device = torch.device(name)
+    near = next((t for t in targets if torch.device(t.device) == device), targets[0])
+    embedding_VD = near.embedding_VD.to(device, devices.compute_dtype)
+    tied = near.lm_head_VD.data_ptr() == near.embedding_VD.data_ptr()
+    head_VD = embedding_VD if tied else near.lm_head_VD.to(device, devices.compute_dtype)
+    return embedding_VD, scaled_head(head_VD) if config.precision.matmul == "fp8" else head_VD
 
 
 def _initial_drafter(config: RunConfig, shape: DrafterShape) -> Drafter:

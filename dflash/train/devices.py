@@ -23,6 +23,7 @@ class SumChoice(NamedTuple):
 
     kind: Literal["none", "nccl", "fixed_order"]
     why: str
+    is_asked_for: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +106,8 @@ def choose_sum(
     if obstacle:
         return SumChoice("fixed_order", obstacle)
     version = ".".join(str(part) for part in torch.cuda.nccl.version())
-    return SumChoice(
-        "nccl", f"every drafter has a GPU of its own and all are peers; NCCL {version}"
-    )
+    why = f"every drafter has a GPU of its own and all are peers; NCCL {version}"
+    return SumChoice("nccl", why, is_asked_for=requested == "nccl")
 
 
 def are_peers(one: str, other: str) -> bool:

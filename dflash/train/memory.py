@@ -8,6 +8,7 @@ backward pass. How they compare with memory there is, and with what was used, is
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -45,6 +46,7 @@ class RunSizes:
     accumulate_steps: int
     checkpoint: bool
     fused: bool
+    matmul: Literal["bf16", "fp8"] = "bf16"
     chunk_blocks: int = ObjectiveSettings().chunk_blocks
 
     @property
@@ -106,6 +108,7 @@ def run_sizes(config: RunConfig, target: TargetSizes, *, num_cuda: int, fused: b
         accumulate_steps=config.optim.accumulate_steps,
         checkpoint=config.execution.activation_checkpointing,
         fused=fused,
+        matmul=config.precision.matmul,
     )
 
 
@@ -118,8 +121,8 @@ def memory_plan(sizes: RunSizes) -> list[DevicePlan]:
         items[device].update(drafter_items(sizes, on_gpu=device != "cpu"))
         items[device]["feature slots"] += sizes.slots_per_drafter * sizes.batch_bytes
         items[device]["the step's own batch"] += sizes.batch_bytes
-    for device in set(sizes.drafters) - set(sizes.targets):
-        items[device]["embedding and LM head"] = sizes.target.tables * sizes.compute_dtype.itemsize
+    for device in set(sizes.drafters):
+        items[device].update(table_items(sizes, device))
     return [DevicePlan(device=name, items=dict(parts)) for name, parts in sorted(items.items())]
 
 
@@ -151,6 +154,19 @@ def drafter_items(sizes: RunSizes, *, on_gpu: bool) -> dict[str, int]:
         "LM head chunk or a layer's backward": max(
             _head_chunk_bytes(sizes), 2 * rows * shape.intermediate_size * size
         ),
+    }
+
+
+def table_items(sizes: RunSizes, device: str) -> dict[str, int]:
+    """The target's embedding and LM head as drafters read them, once a device."""
+    table, size = sizes.target.vocab_size * sizes.target.hidden_size, sizes.compute_dtype.itemsize
+    of_target = device in sizes.targets and sizes.target_dtype == sizes.compute_dtype
+    rounded = sizes.matmul == "fp8"
+    return {
+        "embedding and LM head": (table if rounded else sizes.target.tables) * size
+        if not of_target
+        else 0,
+        "LM head in 8 bits": 2 * table if rounded else 0,
     }
 
 

@@ -23,17 +23,23 @@ class WarmRun:
         """Seconds that the drafters' warm-up took, all of them together."""
         return sum(runner.report.warm_up_s for runner in self.ready.runners)
 
-    def opening(self, then: Callable[[], None] = lambda: None) -> Opening:
+    def opening(
+        self,
+        *,
+        first: Callable[[], None] = lambda: None,
+        then: Callable[[], None] = lambda: None,
+    ) -> Opening:
         """What the pipeline does before it starts: every worker enters, and the process is sealed.
 
         Capturing has emptied the allocator's cache, so the targets run once more, in order to have
-        their memory back before allocations are counted.
+        their memory back before allocations are counted; *first* does what else needs memory then.
         """
 
         def seal() -> None:
             mode = self.built.devices.mode.mode
             if mode in CAPTURING:
                 self.built.pipeline.prime(self.built.assemble, self.batch_number)
+            first()
             if mode in SEALABLE:
                 process_seal().close()
             then()

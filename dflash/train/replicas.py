@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.cuda import nccl
 
+from dflash.errors import MissingError
 from dflash.pipeline.lifeline import TICK_S, Lifeline
 from dflash.pipeline.slots import BatchFacts
 from dflash.train.devices import SumChoice
@@ -64,22 +65,42 @@ class GradientSum:
         self._rendezvous = Rendezvous(len(steps))
         self._batches: list[list[BatchFacts]] = [[] for _ in steps]
         self._everyone: list[BatchFacts] = []
-        on_gpus = choice.kind == "fixed_order" and steps[0].device.type == "cuda"
+        on_gpus = steps[0].device.type == "cuda"
         self._queued = [torch.cuda.Event() if on_gpus else None for _ in steps]
         self._summed = [torch.cuda.Event() if on_gpus else None for _ in steps]
-        self._visitors = [
-            _visitor(step) if any(step.device != other.device for other in steps) else None
-            for step in (steps if choice.kind == "fixed_order" else ())
-        ]
+        self._visitors: list[Tensor | None] = [None for _ in steps]
+
+    @property
+    def notes(self) -> list[str]:
+        """How several drafters are summed, and why."""
+        if len(self._steps) == 1:
+            return []
+        return [f"gradients are summed by {self.choice.kind}: {self.choice.why}"]
 
     def warm_up(self) -> None:
-        """Make NCCL's communicators and connections; in the main thread, before runners warm up.
+        """Make what sums will need; in the main thread, before runners warm up.
 
-        Sums as large as those to come take the very paths that they will take, on tensors of their
-        own, whose memory the runners then find in the allocator's cache.
+        Where NCCL fails although everything speaks for it, ``choice`` becomes the fixed order and
+        says why.
+
+        Raises:
+            MissingError: NCCL fails and was asked for.
         """
-        if self.choice.kind != "nccl":
-            return
+        if self.choice.kind == "nccl":
+            try:
+                self._try_nccl()
+            except RuntimeError as error:
+                self.choice = _without_nccl(self.choice, error)
+        if self.choice.kind == "fixed_order":
+            for replica, step in enumerate(self._steps):
+                if any(step.device != other.device for other in self._steps):
+                    self._visitors[replica] = _visitor(step)
+
+    def _try_nccl(self) -> None:
+        """Make communicators and connections, by sums as large as those that will come.
+
+        They are on tensors of their own, whose memory runners find in the allocator's cache.
+        """
         for numel, dtype in _sizes_of_sums(self._steps[0]):
             copies = []
             for step, stream in zip(self._steps, self._streams, strict=True):
@@ -139,6 +160,17 @@ class GradientSum:
     def _share(self, replica: int) -> list[tuple[Tensor, ...]]:
         num = len(self._steps)
         return [copies for index, copies in enumerate(self._tensors()) if index % num == replica]
+
+
+def _without_nccl(choice: SumChoice, error: RuntimeError) -> SumChoice:
+    first = str(error).strip().splitlines()[0]
+    if choice.is_asked_for:
+        raise MissingError(
+            f'execution.gradient_sum = "nccl", but NCCL cannot sum here: {first}',
+            hint="NCCL_DEBUG=WARN makes it say more; NCCL_NVLS_ENABLE=0 helps where multicast is"
+            ' not allowed; "auto" and "fixed_order" do without it',
+        ) from error
+    return SumChoice("fixed_order", f"NCCL was tried and cannot sum here: {first}")
 
 
 def _sizes_of_sums(step: TrainStep) -> list[tuple[int, torch.dtype]]:

@@ -218,14 +218,11 @@ class _Run:
     def _warm_up(self, emit: Emit) -> WarmRun:
         """Everything that compiles or allocates for the first time, here in the main thread."""
         built = self.built
-        if len(built.steps) > 1:
-            choice = built.devices.gradient_sum
-            self.options.say(f"gradients are summed by {choice.kind}: {choice.why}")
-        for note in built.notes:
+        self.gradient_sum.warm_up()
+        for note in (*self.gradient_sum.notes, *built.notes):
             self.options.say(note)
         batches_per_step = self.config.optim.accumulate_steps * len(built.steps)
         started = time.perf_counter()
-        self.gradient_sum.warm_up()
         warm = warm_up(
             built,
             batch_number=self.first_step * batches_per_step,
@@ -235,7 +232,6 @@ class _Run:
         self.built, mode = warm.built, warm.ready.choice
         self.options.say(f"execution mode {mode.mode}: {mode.why}")
         self._write_folder()
-        self.agreement.warm_up(built.pipeline.streams)
         if self.resumed:  # only now, since a rehearsal leaves nothing measured
             self.step.totals.sums.copy_(self.resumed.state["totals"])
         emit(
@@ -278,7 +274,10 @@ class _Run:
             Span(self.first_step * batches_per_step, self.last_step * batches_per_step),
             life=Lifeline(),
             watchdog=Watchdog(self.options.watchdog_s, self.options.run_dir / STACKS),
-            opening=warm.opening(then=lambda: emit(entered(boundary.reached, warm))),
+            opening=warm.opening(
+                first=lambda: self.agreement.warm_up(built.pipeline.streams),
+                then=lambda: emit(entered(boundary.reached, warm)),
+            ),
         )
 
     def _write_folder(self) -> None:
@@ -289,8 +288,8 @@ class _Run:
             {
                 "mode": devices.mode.mode,
                 "mode_why": devices.mode.why,
-                "gradient_sum": devices.gradient_sum.kind,
-                "gradient_sum_why": devices.gradient_sum.why,
+                "gradient_sum": self.gradient_sum.choice.kind,
+                "gradient_sum_why": self.gradient_sum.choice.why,
                 "notes": list(self.built.notes),
                 "target_devices": list(devices.targets),
                 "drafter_devices": list(devices.drafters),

@@ -108,7 +108,7 @@ def test_a_way_through_host_memory_is_told(place: Path, machine: Machine) -> Non
     settled = settle_devices(on(place, ("cuda:0", "cpu"), ("cuda:0", "cuda:1")))
     (note,) = settled.notes
     assert note.startswith("features go from cuda:0 to cuda:1 through host memory")
-    assert settled.gradient_sum == ("fixed_order", "cuda:0 and cuda:1 are not peers")
+    assert settled.gradient_sum[:2] == ("fixed_order", "cuda:0 and cuda:1 are not peers")
     machine(H200, H200)
     assert settle_devices(on(place, ("cuda:0",), ("cuda:1",))).notes == ()
 
@@ -145,10 +145,8 @@ def test_a_torch_without_nccl_sums_in_a_fixed_order(
 ) -> None:
     machine(H200, H200)
     monkeypatch.delattr(torch._C, NCCL)  # noqa: SLF001
-    assert choose_sum("auto", ["cuda:0", "cuda:1"]) == (
-        "fixed_order",
-        "this torch was built without NCCL",
-    )
+    choice = choose_sum("auto", ["cuda:0", "cuda:1"])
+    assert choice[:2] == ("fixed_order", "this torch was built without NCCL")
 
 
 def test_memory_that_neighbours_cannot_read_is_not_given_to_nccl(

@@ -63,7 +63,11 @@ def test_drafters_on_one_gpu_add_up_and_share_it_with_the_target(original: RunSi
     tables = plan_of(alone, "cuda:0")["embedding and LM head"]
     assert total(both, "cuda:0") == 2 * total(alone, "cuda:0") - tables
     shared = replace(alone, targets=("cuda:0",))
-    assert "embedding and LM head" not in plan_of(shared, "cuda:0"), "the target's own"
+    assert plan_of(shared, "cuda:0")["embedding and LM head"] == 0, "the target's own"
+    converted = replace(shared, target_dtype=torch.float32)
+    assert plan_of(converted, "cuda:0")["embedding and LM head"] == tables
+    rounded = plan_of(replace(alone, matmul="fp8"), "cuda:0")
+    assert rounded["embedding and LM head"] + rounded["LM head in 8 bits"] == tables
     assert plan_of(shared, "cuda:0")["batches on their way"] == 0
 
 

@@ -12,6 +12,7 @@ import torch
 from step_cases import batch, make_step
 from tiny_runs import checkpoint, run, steps_of, tiny_config
 
+from dflash.errors import MissingError
 from dflash.execution import Runner
 from dflash.pipeline.assembly import Pipeline, Watchdog
 from dflash.pipeline.feed import Feed
@@ -194,6 +195,34 @@ def test_a_failing_sum_frees_the_others_when_the_run_ends(monkeypatch: pytest.Mo
     assert len(halted) == 1
     assert life.failure is not None
     assert "NCCL Error 1" in str(life.failure[1])
+
+
+@pytest.mark.parametrize("is_asked_for", [False, True])
+def test_where_nccl_fails_the_fixed_order_takes_over_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, *, is_asked_for: bool
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("NCCL Error 1: unhandled cuda error")
+
+    monkeypatch.setattr(replicas.nccl, "all_reduce", fail)
+    steps = [make_step(batch(seed)) for seed in range(2)]
+    choice = SumChoice("nccl", "a test", is_asked_for=is_asked_for)
+    summing = GradientSum(steps, choice, streams=[None, None])
+    if is_asked_for:
+        with pytest.raises(MissingError, match="cannot sum here: NCCL Error 1"):
+            summing.warm_up()
+        return
+    summing.warm_up()
+    assert summing.choice.kind == "fixed_order"
+    assert "NCCL was tried and cannot sum here: NCCL Error 1" in summing.choice.why
+
+    def body(replica: int) -> None:
+        steps[replica].parts["normal"]()
+        summing(replica, [facts(replica)], Lifeline())
+
+    in_threads(2, body)
+    gradients = [torch.cat([g.flatten() for g in step.gradients()]) for step in steps]
+    assert gradients[0].equal(gradients[1])
 
 
 def test_warming_up_sums_every_size_that_will_come(

@@ -10,7 +10,7 @@ import torch
 
 from dflash.config import RunConfig, resolved_devices
 from dflash.drafter.masks import TILE
-from dflash.errors import DeviceMemoryError
+from dflash.errors import DeviceMemoryError, DflashError
 from dflash.pipeline.supervisor import memory_error
 from dflash.target.sizes import read_sizes
 from dflash.train.memory import GIB, DevicePlan, RunSizes, memory_plan, run_sizes
@@ -67,14 +67,18 @@ def require_room(config: RunConfig, *, fused: bool) -> list[str]:
     """Compare a run with the free memory of its GPUs, before anything is loaded.
 
     Returns:
-        a sentence for every device that is tight.
+        a sentence for every device that is tight, or the reason why there is no plan: what is
+        wrong with the target is for its loading to say.
 
     Raises:
         DeviceMemoryError: a device cannot hold its plan; says what would help, and by how much.
     """
     if not any(name.startswith("cuda") for name in _names(config)):
         return []
-    sizes = sizes_of_run(config, fused=fused)
+    try:
+        sizes = sizes_of_run(config, fused=fused)
+    except DflashError as error:
+        return [f"memory was not planned: {error.what}"]
     return require_fit(sizes, free_memory(sizes))
 
 
@@ -105,11 +109,11 @@ def advised(config: RunConfig, *, fused: bool) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raised = memory_error("the main thread", error)
-        raise _with_advice(raised, sizes_of_run(config, fused=fused)) from error
+        raise _with_advice(raised, config, fused=fused) from error
     except DeviceMemoryError as error:
         if not isinstance(error.__cause__, torch.OutOfMemoryError):
             raise  # predicted, so it has its advice
-        raise _with_advice(error, sizes_of_run(config, fused=fused)) from error.__cause__
+        raise _with_advice(error, config, fused=fused) from error.__cause__
 
 
 def advice(sizes: RunSizes, bad: Sequence[Fit]) -> str:
@@ -153,8 +157,12 @@ def _changes(sizes: RunSizes) -> Iterator[tuple[str, str, RunSizes]]:
         yield "precision.compute", ' = "bf16"', replace(sizes, compute_dtype=torch.bfloat16)
 
 
-def _with_advice(error: DeviceMemoryError, sizes: RunSizes) -> DeviceMemoryError:
+def _with_advice(error: DeviceMemoryError, config: RunConfig, *, fused: bool) -> DeviceMemoryError:
     """The same error; its device is the one that torch's message names, else every GPU."""
+    try:
+        sizes = sizes_of_run(config, fused=fused)
+    except DflashError:
+        return error
     named = re.search(r"GPU (\d+)", error.what)
     plans = [plan for plan in memory_plan(sizes) if plan.device != "cpu"]
     told = [plan for plan in plans if named and plan.device == f"cuda:{named[1]}"] or plans

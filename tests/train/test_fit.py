@@ -13,7 +13,7 @@ from dflash.errors import DeviceMemoryError
 from dflash.target.sizes import read_sizes
 from dflash.train import build
 from dflash.train import run as run_module
-from dflash.train.fit import OUTSIDE_BYTES, advised, require_fit
+from dflash.train.fit import OUTSIDE_BYTES, advised, require_fit, require_room
 from dflash.train.forecast import forecast
 from dflash.train.memory import GIB, RunSizes, memory_plan, run_sizes
 
@@ -160,6 +160,20 @@ def test_running_out_all_the_same_brings_the_same_advice(
     assert "execution.activation_checkpointing = true -> 0.0 GiB" in caught.value.hint
     assert caught.value.threads_left == (where == "worker")
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+
+
+def test_a_target_that_cannot_be_read_is_left_to_its_loading(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus(monkeypatch, free_gib=1e-4)
+    config = tiny_config(
+        place,
+        target={"devices": ("cuda:0",), "model": str(tmp_path)},
+        drafter={"devices": ("cpu",)},
+    )
+    (said,) = require_room(config, fused=True)
+    assert "memory was not planned" in said
+    assert "holds no config.json" in said
 
 
 def test_the_advice_is_asked_for_around_the_whole_run() -> None:

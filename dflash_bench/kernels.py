@@ -88,6 +88,7 @@ def profile_steps(run: Callable[[int], object], *, count: int, device: torch.dev
     run(1)
     with profile(
         activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU],
+        acc_events=True,  # torch 2.11 warns without it
         experimental_config=_ExperimentalConfig(profile_all_threads=True),
     ) as seen:
         run(count)

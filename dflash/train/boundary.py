@@ -1,7 +1,7 @@
 """What happens between two steps: look, log, evaluate, save, stop."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from dflash.records import EvalRecord, EventRecord, StepRecord
 from dflash.target.model import Target
 from dflash.train.agreement import Agreement
 from dflash.train.checkpoint import Keeper, Progress, Snapshot
-from dflash.train.evaluation import EvalSettings, evaluate
+from dflash.train.evaluation import EvalSettings, Rig, evaluate
 from dflash.train.logbook import Logbook
 from dflash.train.sentinel import Sentinel
 from dflash.train.step import TrainStep
@@ -23,15 +23,22 @@ from dflash.train.stored import TargetRef
 Emit = Callable[[StepRecord | EvalRecord | EventRecord], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Judge:
-    """Measures the accepted length on held-out prompts; without prompts it has nothing to say."""
+    """Measures the accepted length on held-out prompts; without prompts it has nothing to say.
+
+    ``rig`` keeps captured steps and static caches from one evaluation to the next.
+    """
 
     target: Target
     step: TrainStep
     shape: DrafterShape
     prompts: Sequence[Sequence[int]]
     settings: EvalSettings
+    rig: Rig = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rig = Rig(self.target)
 
     def measure(self, number: int, heartbeat: Callable[[], None]) -> EvalRecord | None:
         """Decode the prompts with the drafter as it is after step *number*."""
@@ -44,6 +51,7 @@ class Judge:
                 self.prompts,
                 settings=self.settings,
                 heartbeat=heartbeat,
+                rig=self.rig,
             )
         return result.record(step=number, settings=self.settings)
 

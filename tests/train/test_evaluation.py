@@ -2,7 +2,8 @@
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from tiny_models import BLOCK, CONFIGS, tiny_drafter, tiny_target
 
 from dflash.decode import Decoded, Replays
 from dflash.errors import DataError
+from dflash.train.boundary import Judge
 from dflash.train.evaluation import EvalSettings, Rig, decoding_copy, evaluate, summarise
 
 if TYPE_CHECKING:
     from dflash.target.model import Target
+    from dflash.train.step import TrainStep
 
 PROMPTS = [[5], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [40, 3, 3, 12, 60, 7]]
 SETTINGS = EvalSettings(max_new_tokens=12)
@@ -195,3 +198,14 @@ def static_rig(target: "Target") -> Rig:
     rig = Rig(target)
     rig.replays = Replays(target, launch=lambda body: body)
     return rig
+
+
+def test_evaluations_of_a_run_share_their_rig() -> None:
+    target, drafter = tiny_target(CONFIGS["llama"]()), tiny_drafter()
+    step = cast("TrainStep", SimpleNamespace(loss=SimpleNamespace(drafter=drafter)))
+    judge = Judge(target, step, drafter.shape, PROMPTS, SETTINGS)
+    launches = []
+    judge.rig.replays = Replays(target, launch=lambda body: launches.append(body) or body)
+    records = [judge.measure(number, lambda: None) for number in (1, 2)]
+    assert len(launches) == 1, "the second evaluation made nothing ready"
+    assert [record and record.decode_loop for record in records] == ["captured"] * 2

@@ -11,7 +11,6 @@ from dflash.errors import DflashError
 from dflash.execution.captures import capture_watch
 from dflash.execution.faults import capture_error
 
-
 _SAYS_ENOUGH = (torch.OutOfMemoryError, DflashError)
 
 

@@ -182,8 +182,8 @@ class PrecisionConfig(Section):
     )
     matmul: Literal["bf16", "fp8"] = knob(
         "bf16",
-        "of the frozen LM head's products: bf16 is the activations' own dtype, fp8 needs a GPU of"
-        " compute capability 8.9 or more",
+        "of the matrix products of the drafter and the frozen LM head: bf16 is the activations' own"
+        " dtype, fp8 needs a GPU of compute capability 8.9 or more; gradients of weights stay bf16",
     )
 
 

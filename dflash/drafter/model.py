@@ -7,6 +7,7 @@ target and are not here.
 """
 
 import functools
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
@@ -19,6 +20,7 @@ from dflash.drafter.shape import DrafterShape
 
 __all__ = ["ContextCache", "Drafter"]
 
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # x, weight, bias
 Rope = tuple[Tensor, Tensor]  # cos and sin, [b, positions, d], in the activations' dtype
 INIT_STD = 0.02  # transformers' initializer_range of Qwen3, used by every published drafter...
 INIT_WIDTH = 4096  # ...at this width or more; see Drafter.initialise
@@ -32,9 +34,9 @@ class Projection(nn.Module):
         self.weight = nn.Parameter(torch.full((outputs, inputs), torch.nan))
         self.bias = nn.Parameter(torch.full((outputs,), torch.nan)) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *, linear: Linear = F.linear) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.weight.to(x.dtype), bias)
+        return linear(x, self.weight.to(x.dtype), bias)
 
 
 class RMSNorm(nn.Module):
@@ -66,13 +68,17 @@ class SelfAttention(nn.Module):
         self.q_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps)
         self.k_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps)
 
-    def queries(self, x_bQD: Tensor, rope: Rope) -> Tensor:
-        return _rotate(self.q_norm(self._heads(self.q_proj(x_bQD))).transpose(1, 2), rope)
+    def queries(self, x_bQD: Tensor, rope: Rope, *, linear: Linear = F.linear) -> Tensor:
+        q_bQHd = self._heads(self.q_proj(x_bQD, linear=linear))
+        return _rotate(self.q_norm(q_bQHd).transpose(1, 2), rope)
 
-    def keys_values(self, x_bTD: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+    def keys_values(
+        self, x_bTD: Tensor, rope: Rope, *, linear: Linear = F.linear
+    ) -> tuple[Tensor, Tensor]:
         """Return k and v [b, G, T, d] of context or block rows."""
-        k_bGTd = _rotate(self.k_norm(self._heads(self.k_proj(x_bTD))).transpose(1, 2), rope)
-        return k_bGTd, self._heads(self.v_proj(x_bTD)).transpose(1, 2)
+        k_bTGd = self._heads(self.k_proj(x_bTD, linear=linear))
+        v_bTGd = self._heads(self.v_proj(x_bTD, linear=linear))
+        return _rotate(self.k_norm(k_bTGd).transpose(1, 2), rope), v_bTGd.transpose(1, 2)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], -1, self.head_dim)
@@ -87,8 +93,9 @@ class GatedMLP(nn.Module):
         self.up_proj = Projection(shape.hidden_size, shape.intermediate_size)
         self.down_proj = Projection(shape.intermediate_size, shape.hidden_size)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+    def forward(self, x: Tensor, *, linear: Linear = F.linear) -> Tensor:
+        gate, up = self.gate_proj(x, linear=linear), self.up_proj(x, linear=linear)
+        out: Tensor = self.down_proj(F.silu(gate) * up, linear=linear)
         return out
 
 
@@ -111,21 +118,22 @@ class DrafterLayer(nn.Module):
         rope_Q: Rope,
         mask: Mask | None,
         attention: Attention,
+        linear: Linear,
     ) -> Tensor:
         x_bQD = self.input_layernorm(h_bQD)
         # The context is not normed again, and projected apart: no [T + Q, D] copy.
-        k_context, v_context = self.self_attn.keys_values(context_bTD, rope_T)
-        k_block, v_block = self.self_attn.keys_values(x_bQD, rope_Q)
+        k_context, v_context = self.self_attn.keys_values(context_bTD, rope_T, linear=linear)
+        k_block, v_block = self.self_attn.keys_values(x_bQD, rope_Q, linear=linear)
         k_bGSd = torch.cat([k_context, k_block], dim=2)
         v_bGSd = torch.cat([v_context, v_block], dim=2)
-        q_bHQd = self.self_attn.queries(x_bQD, rope_Q)
+        q_bHQd = self.self_attn.queries(x_bQD, rope_Q, linear=linear)
         out = attend(q_bHQd, k_bGSd, v_bGSd, mask=mask, attention=attention)
-        return self.finish(h_bQD, out)
+        return self.finish(h_bQD, out, linear=linear)
 
-    def finish(self, h_bQD: Tensor, attended: Tensor) -> Tensor:
+    def finish(self, h_bQD: Tensor, attended: Tensor, *, linear: Linear = F.linear) -> Tensor:
         """Add the attention's output, then the MLP's."""
-        h_bQD = h_bQD + self.self_attn.o_proj(attended)
-        out: Tensor = h_bQD + self.mlp(self.post_attention_layernorm(h_bQD))
+        h_bQD = h_bQD + self.self_attn.o_proj(attended, linear=linear)
+        out: Tensor = h_bQD + self.mlp(self.post_attention_layernorm(h_bQD), linear=linear)
         return out
 
 
@@ -176,6 +184,7 @@ class Drafter(nn.Module):
         mask: Mask | None,
         attention: Attention,
         checkpoint: bool = False,
+        linear: Linear = F.linear,
     ) -> Tensor:
         """Return out_bQD, ready for the target's head.
 
@@ -185,14 +194,20 @@ class Drafter(nn.Module):
             positions_bT: integer positions of the context; positions_bQ: of the slots.
             mask: see ``attention.attend``.
             checkpoint: recompute each layer in the backward pass instead of keeping activations.
+            linear: multiplies activations with weights; ``fp8.linear`` does so in 8 bits.
         """
-        context_bTD = self.fuse(features_bTC)
+        context_bTD = self.fuse(features_bTC, linear=linear)
         rope_T = self.rope(positions_bT, context_bTD.dtype)
         rope_Q = self.rope(positions_bQ, embeds_bQD.dtype)
         h_bQD = embeds_bQD
         for layer in self.layers:
             run = functools.partial(
-                layer, rope_T=rope_T, rope_Q=rope_Q, mask=mask, attention=attention
+                layer,
+                rope_T=rope_T,
+                rope_Q=rope_Q,
+                mask=mask,
+                attention=attention,
+                linear=linear,
             )
             if checkpoint:
                 # No dropout, so no generator state to keep (reading it breaks graph capture).
@@ -237,9 +252,9 @@ class Drafter(nn.Module):
         out: Tensor = self.norm(h_bBD)
         return out
 
-    def fuse(self, features_bTC: Tensor) -> Tensor:
+    def fuse(self, features_bTC: Tensor, *, linear: Linear = F.linear) -> Tensor:
         """Return context_bTD, the one tensor that every layer projects to keys and values."""
-        out: Tensor = self.hidden_norm(self.fc(features_bTC))
+        out: Tensor = self.hidden_norm(self.fc(features_bTC, linear=linear))
         return out
 
     def rope(self, positions: Tensor, dtype: torch.dtype) -> Rope:

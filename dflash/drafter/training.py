@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 
+from dflash.drafter import fp8
 from dflash.drafter.anchors import Anchors, anchor_scores, draw_anchors
 from dflash.drafter.attention import Attention, Mask, SplitMask
 from dflash.drafter.blocks import block_inputs, block_labels
@@ -95,7 +96,8 @@ class BlockLoss:
     Args:
         drafter: trained; its gradients are what a step is for.
         embedding_VD: the target's embedding, frozen.
-        head: the target's head, frozen; as it is, or as ``drafter.head.scaled_head`` rounds it.
+        head: the target's head, frozen. As ``drafter.head.scaled_head`` rounds it, the drafter's
+            own products are 8 bits wide too.
         settings: how slots are weighted.
         num_anchors: N; ``masks.num_anchors_for`` gives it from a density.
         seed: of the anchors.
@@ -132,7 +134,9 @@ class BlockLoss:
     @property
     def frozen(self) -> list[Tensor]:
         """The target's tensors that a step reads and never writes."""
-        return [self.embedding_VD, *([self.head] if isinstance(self.head, Tensor) else self.head)]
+        if isinstance(self.head, Tensor):
+            return [self.embedding_VD, self.head]
+        return [self.embedding_VD, *self.head.rows, *self.head.columns]
 
     @property
     def block_size(self) -> int:
@@ -217,6 +221,7 @@ class BlockLoss:
             mask=mask,
             attention=self.attention,
             checkpoint=self.checkpoint,
+            linear=F.linear if isinstance(self.head, Tensor) else fp8.linear,
         )
         return out_bQD[0]
 

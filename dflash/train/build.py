@@ -13,6 +13,7 @@ from dflash.data.packing import Packing
 from dflash.data.prepare import prepare
 from dflash.data.prompts import heldout_prompts
 from dflash.data.shards import TokenDataset
+from dflash.drafter import fp8
 from dflash.drafter.head import Head, scaled_head
 from dflash.drafter.masks import num_anchors_for
 from dflash.drafter.model import Drafter
@@ -186,7 +187,13 @@ def make_steps(
     *,
     targets: list[Target],
 ) -> list[TrainStep]:
-    """Build one replica per drafter device, all with the same weights."""
+    """Build one replica per drafter device, all with the same weights.
+
+    Raises:
+        ConfigError: widths that 8-bit products cannot have.
+    """
+    if config.precision.matmul == "fp8":
+        fp8.require_widths(shape)
     steps = []
     names = dict.fromkeys(devices.drafters)
     tables = {name: _tables(config, devices, targets, name=name) for name in names}

@@ -8,13 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dflash.drafter.head import (
-    LARGEST_SLOPE,
-    ScaledHead,
-    head_gradient,
-    head_logits,
-    scaled_head,
-)
+from dflash.drafter.fp8 import E5M2, LARGEST
+from dflash.drafter.head import ScaledHead, head_gradient, head_logits, scaled_head
 from dflash.drafter.objective import ObjectiveSettings, block_objective
 
 ROWS, WIDTH, VOCAB = 6, 32, 48
@@ -50,8 +45,8 @@ def rounded(x: Tensor, scale: Tensor, *, mantissa_bits: int, smallest_exponent: 
 def test_the_head_is_rounded_by_row_and_by_column_to_e4m3() -> None:
     _, head = drawn()
     small = scaled_head(head)
-    by_row = small.rows_VD.double() * small.row_scale_1V.double().t()
-    by_column = small.columns_DV.double().t() * small.column_scale_1D.double()
+    by_row = small.rows.values.double() * small.rows.scale.double()
+    by_column = (small.columns.values.double() * small.columns.scale.double()).t()
     for found, axis in ((by_row, 1), (by_column, 0)):
         scale = head.abs().amax(dim=axis, keepdim=True).double() / 448
         expected = rounded(head, scale, mantissa_bits=3, smallest_exponent=-6)
@@ -122,8 +117,8 @@ def test_a_head_row_of_zeros_gives_logits_of_zero() -> None:
 
 
 def test_the_largest_slope_is_a_power_of_two_that_e5m2_holds() -> None:
-    assert float(torch.tensor(LARGEST_SLOPE).to(torch.float8_e5m2)) == LARGEST_SLOPE
-    assert math.log2(LARGEST_SLOPE) == int(math.log2(LARGEST_SLOPE))
+    assert float(torch.tensor(LARGEST[E5M2]).to(E5M2)) == LARGEST[E5M2]
+    assert math.log2(LARGEST[E5M2]) == int(math.log2(LARGEST[E5M2]))
 
 
 @pytest.mark.parametrize("kind", ["decay", "dpace"])

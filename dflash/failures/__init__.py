@@ -1,0 +1,17 @@
+"""One file per failure mode. Read any of them top to bottom; they all have the same shape."""
+
+import importlib
+import pkgutil
+from functools import cache
+
+from dflash.failures._mode import FailureMode
+
+__all__ = ["FailureMode", "all_modes"]
+
+
+@cache
+def all_modes() -> tuple[FailureMode, ...]:
+    """Every failure mode, sorted by slug."""
+    names = (found.name for found in pkgutil.iter_modules(__path__) if found.name[0] != "_")
+    modes = (importlib.import_module(f"{__name__}.{name}").MODE for name in names)
+    return tuple(sorted(modes, key=lambda mode: mode.slug))

@@ -54,3 +54,9 @@ def capture_watch() -> CaptureWatch:
 
     graph_type.capture_begin = capture_begin
     return watch
+
+
+def begin_uncounted(graph: torch.cuda.CUDAGraph, **options: Any) -> None:  # noqa: ANN401
+    """Begin a capture that no guard may refuse: one that mends what a broken one has left."""
+    begin = type(graph).capture_begin
+    getattr(begin, "__wrapped__", begin)(graph, **options)

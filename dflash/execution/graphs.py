@@ -2,13 +2,13 @@
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
 from dflash.errors import DflashError
-from dflash.execution.captures import capture_watch
+from dflash.execution.captures import begin_uncounted, capture_watch
 from dflash.execution.faults import capture_error
 
 _SAYS_ENOUGH = (torch.OutOfMemoryError, DflashError)
@@ -43,20 +43,27 @@ def capture(
     """
     capture_watch()
     graph = torch.cuda.CUDAGraph()
+    pool = torch.cuda.graph_pool_handle() if pool is None else pool
     broken: BaseException | None = None
+    begun = ended = False
     torch.cuda.synchronize(device)
     with _no_garbage_collection(), torch.cuda.device(device), torch.cuda.stream(stream):
         try:
-            _begin(graph, pool)
+            # What other threads do meanwhile is none of this capture's business.
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            begun = True
             try:
                 body()
             except BaseException as error:  # noqa: BLE001 - raised again below
                 broken = error
             graph.capture_end()  # always: only this gives a stream back whose capture is broken
+            ended = True
         except BaseException as error:  # noqa: BLE001 - raised again below, after the first one
             broken = broken or error
         if broken is not None:
             _drop(graph)
+        if begun and not ended:
+            _undo_half_an_end(device, pool)
     if broken is None:
         return graph
     if isinstance(broken, torch.OutOfMemoryError | DflashError) or not isinstance(
@@ -64,14 +71,6 @@ def capture(
     ):
         raise broken
     raise capture_error(what, device, broken) from broken
-
-
-def _begin(graph: torch.cuda.CUDAGraph, pool: Any) -> None:  # noqa: ANN401
-    # thread_local: what other threads do meanwhile is none of this capture's business.
-    if pool is None:
-        graph.capture_begin(capture_error_mode="thread_local")
-    else:
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
 
 
 @contextmanager
@@ -89,7 +88,29 @@ def _no_garbage_collection() -> Iterator[None]:
 
 def _drop(graph: torch.cuda.CUDAGraph) -> None:
     """Give back what a failed capture holds; a graph that never came to be has nothing."""
-    try:
+    with suppress(RuntimeError):
         graph.reset()
-    except RuntimeError:
-        return
+
+
+def _undo_half_an_end(device: torch.device, pool: Any) -> None:  # noqa: ANN401
+    """Do what ``capture_end`` leaves undone where it fails.
+
+    The allocator would go on serving this stream from the graph's pool (pytorch#180395), and up to
+    torch 2.11 the device's default generator believes that it is still being captured: any random
+    number of the process then raises "Offset increment outside graph capture encountered
+    unexpectedly". A capture that ends well sets the generator right.
+    """
+    with suppress(RuntimeError):  # it may have come as far as that
+        torch._C._cuda_endAllocateToPool(device.index or 0, pool)  # noqa: SLF001 - as torch's trees do
+    _capture_one_kernel(device)
+
+
+def _capture_one_kernel(device: torch.device) -> None:
+    one = torch.zeros(1, device=device)
+    stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize(device)
+    with torch.cuda.stream(stream):
+        begin_uncounted(graph, capture_error_mode="thread_local")
+        one.add_(1)
+        graph.capture_end()
+    graph.reset()

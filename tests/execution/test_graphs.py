@@ -14,6 +14,8 @@ from dflash.execution import CaptureError, SealedError, capture, capture_watch, 
 from dflash.execution.captures import CaptureWatch
 
 CPU = torch.device("cpu")
+MENDED = [("end pool", 0, "pool"), ("mend", CPU)]
+"""What torch itself does not get to where an end fails."""
 
 
 class FakeGraph:
@@ -52,6 +54,16 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(capture_watch_of_test, "_guards", [])
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "a pool of its own")
+    monkeypatch.setattr(
+        "torch._C._cuda_endAllocateToPool",
+        lambda *what: FakeGraph.log.append(("end pool", *what)),
+        raising=False,
+    )
+    monkeypatch.setattr(
+        "dflash.execution.graphs._capture_one_kernel",
+        lambda device: FakeGraph.log.append(("mend", device)),
+    )
     monkeypatch.setattr(torch.cuda, "device", context)
     monkeypatch.setattr(torch.cuda, "stream", context)
     for module in ("graphs", "seal"):
@@ -102,14 +114,14 @@ def test_a_body_that_fails_is_named_with_its_line_and_thread(*, end_fails: bool)
     assert what.endswith("RuntimeError: operation not permitted when stream is capturing")
     assert "execution.mode" in caught.value.hint
     assert caught.value.exit_code == 2
-    assert FakeGraph.log[1:] == ["end", "reset"]
+    assert FakeGraph.log[1:] == ["end", "reset", *(MENDED if end_fails else [])]
 
 
 def test_an_end_that_fails_is_an_error_of_the_capture() -> None:
     FakeGraph.end_fails = True
     with pytest.raises(CaptureError, match="due to a previous error during capture"):
         captured(lambda: None)
-    assert FakeGraph.log[1:] == ["end", "reset"]
+    assert FakeGraph.log[1:] == ["end", "reset", *MENDED]
 
 
 @pytest.mark.parametrize(
@@ -171,6 +183,18 @@ def test_a_sealed_process_captures_only_unsealed_and_only_in_that_thread() -> No
 def test_unsealed_is_nothing_where_nothing_is_sealed() -> None:
     with unsealed():
         captured(lambda: None)
+
+
+def test_a_refused_capture_has_nothing_to_mend() -> None:
+    with sealed(), pytest.raises(SealedError):
+        captured(lambda: None)
+    assert FakeGraph.log == ["reset"]
+
+
+def test_a_capture_without_a_pool_gets_one_of_its_own() -> None:
+    stream: Any = None
+    capture(lambda: None, device=CPU, stream=stream)
+    assert FakeGraph.log[0][1]["pool"] == "a pool of its own"
 
 
 def test_the_watch_sees_what_torch_itself_begins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,9 +29,11 @@ WARM_UP_RUNS = 2
 KEPT_BYTES = 2 * 1024**3
 """Sets of buffers that were not used last are dropped beyond this; one set is always kept."""
 
-TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.1}
+TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.3}
 """Of the logits' deviation from their mean, in the middle row: two routed experts that swap in one
-row of bf16 are no fault, while a wrong mask or position moves every row by more."""
+row of bf16 are no fault, while a wrong mask or position moves every row by its own size. Rounding
+alone: 0.108 was seen in bf16 (SmolLM2-135M on a HumanEval prompt, one H200); fp32 is what tells
+small faults."""
 
 
 class Replays:

@@ -19,6 +19,7 @@ Kernel = Callable[..., Tensor]
 _flex: Kernel = flex_attention
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 
+FLEX_HEAD_DIM = 16  # the smallest that torch's flex kernels take on a GPU
 TUNED_HEAD_DIMS = (64, 128)
 FLEX_OPTIONS: dict[str, int] = {
     "fwd_BLOCK_M": 64,

@@ -69,5 +69,6 @@ def _scalars(record: StepRecord | EvalRecord) -> list[tuple[str, float]]:
         found += [
             (f"{name}/{device}" if device else name, float(number))
             for device, number in by_device.items()
+            if isinstance(number, int | float)  # a curve of words there is not
         ]
     return found

@@ -14,6 +14,7 @@ from dflash.data.prepare import prepare
 from dflash.data.prompts import heldout_prompts
 from dflash.data.shards import TokenDataset
 from dflash.drafter import fp8
+from dflash.drafter.attention import FLEX_HEAD_DIM
 from dflash.drafter.head import Head, scaled_head
 from dflash.drafter.masks import num_anchors_for
 from dflash.drafter.model import Drafter
@@ -21,7 +22,7 @@ from dflash.drafter.objective import ObjectiveSettings
 from dflash.drafter.shape import DrafterShape
 from dflash.drafter.training import BlockLoss
 from dflash.drafter.zlab import to_zlab
-from dflash.errors import CheckpointError, DataError
+from dflash.errors import CheckpointError, ConfigError, DataError
 from dflash.pipeline.assembly import Pipeline
 from dflash.pipeline.workers import Assemble
 from dflash.target.model import Target
@@ -190,8 +191,14 @@ def make_steps(
     """Build one replica per drafter device, all with the same weights.
 
     Raises:
-        ConfigError: widths that 8-bit products cannot have.
+        ConfigError: a width that attention on a GPU or 8-bit products cannot have.
     """
+    if shape.head_dim < FLEX_HEAD_DIM and any(name != "cpu" for name in devices.drafters):
+        raise ConfigError(
+            f"drafter.head_dim = {shape.head_dim}: attention on a CUDA device needs heads of at"
+            f" least {FLEX_HEAD_DIM}",
+            hint=f"set drafter.head_dim = {FLEX_HEAD_DIM}; its default is the target's",
+        )
     if config.precision.matmul == "fp8":
         fp8.require_widths(shape)
     steps = []

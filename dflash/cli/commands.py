@@ -23,6 +23,8 @@ COMMANDS = {
     "data": Command("dflash.cli.data", "data_app", "prepare, inspect and synthesize training data"),
     "export": Command("dflash.cli.export", "export", "write a folder that serving engines load"),
     "config": Command("dflash.cli.config", "config_app", "write, check and show configurations"),
+    "diagnose": Command("dflash.cli.diagnose", "diagnose", "reproduce failure modes and judge"),
+    "explain": Command("dflash.cli.explain", "explain", "show the page of one failure mode"),
     "env": Command("dflash.cli.env", "env", "show versions, GPUs and what is available"),
 }
 

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 
@@ -20,6 +20,19 @@ def leave_now(code: int) -> NoReturn:
 
 def talk(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def print_lines(lines: Iterable[str], style_of: Callable[[str], str]) -> None:
+    """Lines as they are; on a terminal each in the style that rich calls ``style_of(line)``."""
+    if not sys.stdout.isatty():
+        print("\n".join(lines))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    for line in lines:
+        console.print(Text(line, style=style_of(line)))
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:

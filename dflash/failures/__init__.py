@@ -5,8 +5,9 @@ import pkgutil
 from functools import cache
 
 from dflash.failures._mode import FailureMode
+from dflash.failures._page import Page, page_of
 
-__all__ = ["FailureMode", "all_modes"]
+__all__ = ["FailureMode", "Page", "all_modes", "page_of"]
 
 
 @cache

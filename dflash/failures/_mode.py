@@ -1,11 +1,15 @@
 """The shape that every failure mode has."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from dflash.diagnose.finished import FinishedRun
 
 HEADINGS = ("Symptom", "Mechanism", "Reproduce", "Remedy", "Verify", "Versions", "Sources")
 
+ExecutionMode = Literal["eager", "compiled", "reduce-overhead", "warmed", "graphed"]
 Device = Literal["cpu", "gpu", "two gpus"]
 Death = Literal["signal", "hang", "cuda error", "out of memory", "exception"]
 """How a child can end other than by returning its number: a signal that nobody sent (SIGSEGV,
@@ -37,6 +41,12 @@ class FailureMode:
         chance: whether it takes luck to see; without, one launch decides.
         affected: torch's minor version, "2.11", to whether it has the failure. A version that is
             not listed is not known. Empty: the failure is in the program, not in torch.
+        alone: launches never run beside others, since that would change the number.
+        endangers: the execution modes in which training on an affected torch can meet it.
+        reproduce_step: ``(make_step, *, faulty: bool, seed: int = 0) -> float``: the same with a
+            user's step; ``make_step(device)`` returns a callable and a tuple of its inputs.
+        detect: the lines of a finished run that show that it suffered from this; none where it did
+            not.
         time_limit_s: of one launch, after which it counts as a hang.
         control: ``(*, seed: int = 0) -> float``: a program that must show the failure on any torch
             of the device, where there is one; without it firing, "not reproduced" says nothing.
@@ -56,3 +66,7 @@ class FailureMode:
     affected: Mapping[str, bool] = field(default_factory=dict)
     time_limit_s: float = 60.0
     control: Callable[..., float] | None = None
+    alone: bool = False
+    endangers: frozenset[ExecutionMode] = frozenset()
+    reproduce_step: Callable[..., float] | None = None
+    detect: Callable[["FinishedRun"], Iterable[str]] | None = None

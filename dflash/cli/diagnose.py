@@ -1,0 +1,152 @@
+"""``dflash diagnose``: list failure modes, reproduce them here, read what a finished run shows."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from dflash.cli.options import JsonOut
+from dflash.cli.output import print_json, print_lines, print_table, talk
+from dflash.errors import MissingError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dflash.diagnose.examine import Plan
+    from dflash.diagnose.findings import Diagnosis, Launch
+    from dflash.diagnose.machine import Machine
+    from dflash.failures import FailureMode
+
+FOUND_EXIT = 1
+INCONCLUSIVE_EXIT = 4
+
+
+def diagnose(  # noqa: PLR0913 - a command's options
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SLUG]...|all|run RUN_DIR", help="nothing lists the failure modes"),
+    ] = None,
+    *,
+    level: Annotated[
+        Literal["quick", "standard", "deep"],
+        typer.Option(help="5, 20 or 300 launches, of GPU modes 2, 5 or 20"),
+    ] = "standard",
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="launches instead of the level's")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.1, help="seconds of a launch instead of the page's")
+    ] = None,
+    targets: Annotated[int, typer.Option("-M", "--targets", min=1, help="for the advice")] = 1,
+    drafters: Annotated[int, typer.Option("-N", "--drafters", min=1, help="for the advice")] = 1,
+    step: Annotated[
+        str, typer.Option(metavar="MODULE:FUNCTION", help="your own step: make_step(device)")
+    ] = "",
+    json_out: JsonOut = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="write JUnit XML")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="write one HTML page")] = None,
+    require_gpu: Annotated[bool, typer.Option(help="exit 3 where there is none")] = False,
+    fail_on: Annotated[
+        Literal["error", "warning", "never"], typer.Option(help="what makes the exit code 1")
+    ] = "error",
+    list_only: Annotated[bool, typer.Option("--list", help="list, launch nothing")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="print the JSON schema")] = False,
+) -> None:
+    """Reproduce failure modes of training on this machine, each in processes of its own."""
+    if schema:
+        _print_schema()
+        return
+    from dflash.diagnose.machine import look
+
+    machine = look()
+    if require_gpu and not machine.num_gpus:
+        raise MissingError("no CUDA GPU that torch could use", hint="leave out --require-gpu")
+    from dflash.diagnose.examine import Plan
+    from dflash.diagnose.select import modes_called
+
+    plan = Plan(level=level, trials=trials, time_limit_s=timeout, step=step)
+    modes = modes_called(words or [])
+    if list_only or not words:
+        _list(modes, machine, plan=plan, json_out=json_out)
+        return
+    found = _examine(modes, machine, plan=plan)
+    _tell(found, json_out=json_out)
+    _leave(found, fail_on=fail_on)
+
+
+def _examine(modes: "Sequence[FailureMode]", machine: "Machine", *, plan: "Plan") -> "Diagnosis":
+    import time
+
+    from dflash.diagnose.examine import examine
+    from dflash.diagnose.findings import Diagnosis
+    from dflash.report.diagnosis import launch_line
+
+    begun_s, findings = time.monotonic(), []
+    for mode in modes:
+
+        def watch(launch: "Launch", slug: str = mode.slug) -> None:
+            talk(launch_line(slug, launch))
+
+        findings.append(examine(mode, machine, plan=plan, watch=watch))
+    return Diagnosis(
+        torch=machine.torch,
+        level=plan.level,
+        environment=machine.environment,
+        findings=findings,
+        wall_s=round(time.monotonic() - begun_s, 3),
+    )
+
+
+def _tell(found: "Diagnosis", *, json_out: str | None) -> None:
+    from dflash.report.diagnosis import finding_lines, matrix_lines, style_of
+
+    if json_out == "-":
+        print(found.model_dump_json(indent=2))
+        return
+    for finding in found.findings:
+        print_lines([*finding_lines(finding), ""], style_of)
+    if len(found.findings) > 1:
+        print_lines(matrix_lines(found), style_of)
+    if json_out:
+        Path(json_out).write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def _leave(found: "Diagnosis", *, fail_on: str) -> None:
+    """End with the code that the findings and *fail_on* ask for."""
+    if fail_on == "never":
+        return
+    counts = ("error",) if fail_on == "error" else ("error", "warning")
+    if any(finding.severity in counts for finding in found.findings):
+        sys.exit(FOUND_EXIT)
+    if any(finding.verdict == "inconclusive" for finding in found.findings):
+        sys.exit(INCONCLUSIVE_EXIT)
+
+
+def _list(
+    modes: "Sequence[FailureMode]", machine: "Machine", *, plan: "Plan", json_out: str | None
+) -> None:
+    from dflash.diagnose.expected import expectation
+    from dflash.diagnose.machine import applies
+    from dflash.failures import page_of
+
+    rows = []
+    for mode in modes:
+        fit, expected = applies(mode, machine), expectation(mode, machine.torch)
+        runs = fit.not_run if fit.part is None else ("in part" if fit.part == "cpu" else "yes")
+        num = plan.launches(mode, fit.part) if fit.part else 0
+        rows.append((mode.slug, page_of(mode).title, runs, expected.expected, num))
+    if json_out == "-":
+        names = ("slug", "title", "applies", "expected", "launches")
+        print_json([dict(zip(names, row, strict=True)) for row in rows])
+        return
+    shown = [(slug, runs, expected) for slug, _, runs, expected, _ in rows]
+    print_table(("failure mode", "runs here", f"expected of torch {machine.torch}"), shown)
+    talk("dflash explain SLUG says more; dflash diagnose SLUG or all reproduces")
+
+
+def _print_schema() -> None:
+    from dflash.diagnose.findings import Diagnosis, RunDiagnosis
+
+    both = (Diagnosis, RunDiagnosis)
+    print_json({model.__name__: model.model_json_schema() for model in both})

@@ -1,0 +1,43 @@
+"""What was expected of the installed torch, before anything is launched."""
+
+import re
+from typing import NamedTuple
+
+from dflash.diagnose.findings import Expected
+from dflash.failures import FailureMode
+
+
+class Expectation(NamedTuple):
+    """What should happen, and how that is known."""
+
+    expected: Expected
+    why: str
+
+
+def expectation(mode: FailureMode, torch_version: str) -> Expectation:
+    """Look *torch_version* ("2.11.0+cu130") up in what the page says about versions.
+
+    A version that the page does not list is not known, whatever its neighbours do: a failure that
+    was mended may come back, and one that was not may be mended.
+    """
+    if not mode.affected:
+        return Expectation("reproduced", "the failure is in the program, whatever the torch")
+    minor = minor_version(torch_version)
+    if minor is None:
+        return Expectation("not known", f"torch {torch_version} is no released version")
+    if minor not in mode.affected:
+        known = ", ".join(sorted(mode.affected, key=_numbers))
+        return Expectation("not known", f"torch {minor} was never tried; {known} were")
+    if mode.affected[minor]:
+        return Expectation("reproduced", f"torch {minor} has this failure")
+    return Expectation("not reproduced", f"torch {minor} does not have this failure")
+
+
+def minor_version(torch_version: str) -> str | None:
+    """``"2.11"`` of ``"2.11.0+cu130"``; nothing of an alpha, a candidate or a nightly."""
+    found = re.fullmatch(r"(\d+\.\d+)(\.\d+)*(\+.*)?", torch_version)
+    return found[1] if found else None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in version.split("."))

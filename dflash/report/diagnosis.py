@@ -1,0 +1,143 @@
+"""A diagnosis as lines of at most 78 columns; ``style_of`` says which of them stand out."""
+
+import textwrap
+from collections.abc import Iterator
+
+from dflash.diagnose.findings import Advice, Diagnosis, Finding, Launch, Rate, RunDiagnosis
+
+WIDTH = 78
+INDENT = "  "
+LABEL_WIDTH = 10
+SIGNS = {
+    "reproduced": "!!",
+    "not reproduced": "ok",
+    "not applicable": "--",
+    "inconclusive": "??",
+}
+STYLES = {"!!": "bold red", "ok": "green", "--": "dim", "??": "yellow"}
+
+
+def finding_lines(finding: Finding) -> list[str]:
+    """Verdict first; then what it rests on, what was expected, the remedy, the evidence."""
+    head = f"{SIGNS[finding.verdict]} {finding.slug}: {finding.verdict}"
+    rows = [("what", finding.title), ("verdict", _verdict(finding))]
+    rows.append(("expected", f"{finding.expected}: {finding.expected_why}"))
+    if finding.not_run and finding.part is not None:
+        rows.append(("not run", finding.not_run))
+    if finding.part is not None:
+        rows.append(("number", _numbers(finding)))
+        rows.append(("remedy", f"{finding.remedy}; verified here: {finding.remedy_verified}"))
+        rows.append(("", finding.remedy_why))
+    rows += [("evidence", text) for text in evidence(finding)]
+    return [head, *(line for label, text in rows for line in _row(label, text))]
+
+
+def matrix_lines(diagnosis: Diagnosis) -> list[str]:
+    """A line a failure mode: verdict, what was expected, whether the remedy was verified."""
+    width = max((len(finding.slug) for finding in diagnosis.findings), default=4)
+    lines = []
+    for finding in diagnosis.findings:
+        verified = "" if finding.part is None else f"remedy {finding.remedy_verified}"
+        sign = SIGNS[finding.verdict]
+        row = f"{sign} {finding.slug:<{width}}  {finding.verdict:<14}  {_surprise(finding):<11}"
+        lines.append(f"{row}  {verified}".rstrip())
+    return lines
+
+
+def advice_lines(advice: Advice) -> list[str]:
+    """Every execution mode, the lines to paste, and last what to do in one sentence."""
+    lines = []
+    for each in advice.modes:
+        lines += _row(each.mode, f"{each.safe}: {each.why}", label_width=16)
+    lines += ["", "paste into the configuration:"]
+    lines += [f"{INDENT}{line}" for line in advice.config.splitlines()]
+    return [*lines, "", *textwrap.wrap(f"{advice.sentence}: {advice.why}", WIDTH)]
+
+
+def launch_line(slug: str, launch: Launch) -> str:
+    """What a launch came to, as talk while others still run."""
+    came_to = f"{launch.value:g}" if launch.end == "number" else f"{launch.end}: {launch.message}"
+    text = f"{slug} {launch.variant} {launch.seed}: {came_to} ({launch.wall_s:.1f} s)"
+    return textwrap.shorten(text, WIDTH, placeholder=" ..")
+
+
+def evidence(finding: Finding) -> Iterator[str]:
+    """The exceptions, signals and hangs that the faulty launches ended in, each once."""
+    told = dict.fromkeys(
+        f"{launch.end}{f' in {launch.thread}' if launch.thread else ''}: {_first(launch.message)}"
+        for launch in finding.launches
+        if launch.end != "number" and launch.variant in ("faulty", "control")
+    )
+    yield from list(told)[:3]
+
+
+def run_lines(diagnosis: RunDiagnosis) -> list[str]:
+    """What a finished run suffered from, with the lines that show it."""
+    lines = []
+    for found in diagnosis.suffered:
+        lines += [f"!! {found.slug}", *_row("what", found.title)]
+        for number, text in enumerate(found.evidence):
+            lines += _row("" if number else "evidence", text)
+        if found.remedy:
+            lines += _row("remedy", found.remedy)
+    if not diagnosis.suffered:
+        lines.append(f"ok {diagnosis.run_dir}: nothing found")
+    for note in diagnosis.notes:
+        lines += _row("note", note)
+    return lines
+
+
+def style_of(line: str) -> str:
+    """How rich draws *line*."""
+    return STYLES.get(line[:2], "")
+
+
+def rate_text(seen: Rate | None) -> str:
+    if seen is None:
+        return "not run"
+    if seen.launches == 1:
+        return f"{seen.shown} of 1"
+    return f"{seen.shown} of {seen.launches} (95 %: {seen.at_least:.1%} to {seen.at_most:.1%})"
+
+
+def _verdict(finding: Finding) -> str:
+    if finding.faulty is None:
+        return f"{finding.verdict}: {finding.why}"
+    once = "; one launch decides" if finding.deterministic and finding.faulty.launches == 1 else ""
+    if finding.verdict == "inconclusive":
+        return f"{finding.verdict}: {finding.why}"
+    return f"{finding.verdict}: {rate_text(finding.faulty)}{once}"
+
+
+def _surprise(finding: Finding) -> str:
+    if finding.verdict not in ("reproduced", "not reproduced"):
+        return ""
+    if finding.expected == "not known":
+        return "not known"
+    return "as expected" if finding.verdict == finding.expected else "unexpected"
+
+
+def _numbers(finding: Finding) -> str:
+    faulty = "none" if finding.worst is None else f"{finding.worst:g}"
+    sound = "none" if finding.best is None else f"{finding.best:g}"
+    unit = "" if finding.unit in ("", "1") else f" {finding.unit}"
+    return (
+        f"{finding.measures}: {faulty}{unit} faulty, {sound}{unit} remedied, limit"
+        f" {finding.limit:g}{unit}"
+    )
+
+
+def _row(label: str, text: str, *, label_width: int = LABEL_WIDTH) -> list[str]:
+    before = f"{INDENT}{label:<{label_width}}"
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=before,
+        subsequent_indent=" " * len(before),
+        break_on_hyphens=False,
+    ) or ([before.rstrip()] if label else [])
+
+
+def _first(message: str) -> str:
+    """The first line of a message, which may be as long as a page."""
+    return textwrap.shorten(message.splitlines()[0], 240, placeholder=" ..") if message else ""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from dflash.cli.options import JsonOut
-from dflash.cli.output import print_json, print_lines, print_table, talk
-from dflash.errors import MissingError
+from dflash.cli.output import print_json, print_lines, print_table, talk, write_report
+from dflash.cli.reports import Reports
+from dflash.errors import MissingError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,59 +58,63 @@ def diagnose(  # noqa: PLR0913 - a command's options
     if schema:
         _print_schema()
         return
-    from dflash.diagnose.machine import look
-
-    machine = look()
-    if require_gpu and not machine.num_gpus:
-        raise MissingError("no CUDA GPU that torch could use", hint="leave out --require-gpu")
+    words = words or []
+    reports = Reports(json_out, junit, html)
+    reports.check()
+    if words[:1] == ["run"]:
+        _read_run(words[1:], json_out=json_out, fail_on=fail_on)
+        return
     from dflash.diagnose.examine import Plan
     from dflash.diagnose.select import modes_called
 
     plan = Plan(level=level, trials=trials, time_limit_s=timeout, step=step)
-    modes = modes_called(words or [])
+    machine = _machine(require_gpu=require_gpu)
+    modes = modes_called(words)
     if list_only or not words:
         _list(modes, machine, plan=plan, json_out=json_out)
         return
-    found = _examine(modes, machine, plan=plan)
-    _tell(found, json_out=json_out)
+    from dflash.diagnose.session import diagnose as examine_all
+
+    counts = (targets, drafters) if "all" in words else None
+    found = examine_all(modes, machine, plan=plan, counts=counts, watch=_talk_of)
+    reports.give(found)
     _leave(found, fail_on=fail_on)
 
 
-def _examine(modes: "Sequence[FailureMode]", machine: "Machine", *, plan: "Plan") -> "Diagnosis":
-    import time
+def _machine(*, require_gpu: bool) -> "Machine":
+    from dflash.diagnose.machine import look
 
-    from dflash.diagnose.examine import examine
-    from dflash.diagnose.findings import Diagnosis
+    machine = look()
+    if require_gpu and not machine.num_gpus:
+        raise MissingError(
+            "--require-gpu: there is no CUDA GPU that torch could use",
+            hint="dflash env says why; without --require-gpu what runs on a CPU is run",
+        )
+    return machine
+
+
+def _talk_of(slug: str, launch: "Launch") -> None:
     from dflash.report.diagnosis import launch_line
 
-    begun_s, findings = time.monotonic(), []
-    for mode in modes:
-
-        def watch(launch: "Launch", slug: str = mode.slug) -> None:
-            talk(launch_line(slug, launch))
-
-        findings.append(examine(mode, machine, plan=plan, watch=watch))
-    return Diagnosis(
-        torch=machine.torch,
-        level=plan.level,
-        environment=machine.environment,
-        findings=findings,
-        wall_s=round(time.monotonic() - begun_s, 3),
-    )
+    talk(launch_line(slug, launch))
 
 
-def _tell(found: "Diagnosis", *, json_out: str | None) -> None:
-    from dflash.report.diagnosis import finding_lines, matrix_lines, style_of
+def _read_run(words: "Sequence[str]", *, json_out: str | None, fail_on: str) -> None:
+    from dflash.diagnose.finished import diagnose_run
+    from dflash.report.diagnosis import run_lines, style_of
 
+    if len(words) != 1:
+        raise UsageError("dflash diagnose run takes one RUN_DIR", hint="dflash diagnose run runs/x")
+    found = diagnose_run(Path(words[0]))
+    text = found.model_dump_json(indent=2)
     if json_out == "-":
-        print(found.model_dump_json(indent=2))
-        return
-    for finding in found.findings:
-        print_lines([*finding_lines(finding), ""], style_of)
-    if len(found.findings) > 1:
-        print_lines(matrix_lines(found), style_of)
-    if json_out:
-        Path(json_out).write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        print(text)
+    else:
+        print_lines(run_lines(found), style_of)
+    if json_out and json_out != "-":
+        write_report(Path(json_out), text + "\n")
+    if found.suffered and fail_on != "never":
+        sys.exit(FOUND_EXIT)
 
 
 def _leave(found: "Diagnosis", *, fail_on: str) -> None:

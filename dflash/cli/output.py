@@ -1,10 +1,14 @@
 """Results on stdout, talk on stderr; plain text and no control codes without a terminal."""
 
+import errno
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import NoReturn
+
+from dflash.errors import UsageError
 
 
 def print_json(value: object) -> None:
@@ -33,6 +37,41 @@ def print_lines(lines: Iterable[str], style_of: Callable[[str], str]) -> None:
     console = Console()
     for line in lines:
         console.print(Text(line, style=style_of(line)))
+
+
+def check_writable(path: Path) -> None:
+    """Find out before the work is done whether a report can be written to *path*.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    beside = path.with_name(f"{path.name}.partial")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        beside.write_bytes(b"")
+        beside.unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def write_report(path: Path, text: str) -> None:
+    """Write *text* to *path* whole or not at all.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    beside = path.with_name(f"{path.name}.partial")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    what = f"the report {path} cannot be written: {error.strerror or error}"
+    return UsageError(what, hint="name a file in a folder that exists and that you may write to")
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:

@@ -49,6 +49,8 @@ def examine(
     """Launch what the plan asks for, and judge; *watch* sees every launch as it ends."""
     fit, begun_s = applies(mode, machine), time.monotonic()
     expected = expectation(mode, machine.torch)
+    if plan.step and fit.part == "cpu":
+        fit = Applies(None, fit.not_run)
     if fit.part is None:
         nothing = Judgement(
             "not applicable", fit.not_run, None, None, None, "not run", "nothing was run"

@@ -15,7 +15,7 @@ from dflash.execution.runner import Runner
 from dflash.execution.seal import Seal, process_seal, sealed, unsealed
 from dflash.execution.training_step import TrainingStep
 from dflash.execution.trial import Ready, make_ready
-from dflash.execution.versions import Behaviour, behaviour_of
+from dflash.execution.versions import Behaviour, behaviour_of, is_known
 
 __all__ = [
     "CAPTURING",
@@ -38,6 +38,7 @@ __all__ = [
     "capture",
     "capture_watch",
     "choose_mode",
+    "is_known",
     "make_ready",
     "process_seal",
     "sealed",

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from dflash.errors import ConfigError
-from dflash.execution.versions import behaviour_of
+from dflash.execution.versions import behaviour_of, is_known
 
 Mode = Literal["eager", "compiled", "reduce-overhead", "warmed", "graphed"]
 CAPTURING: tuple[Mode, ...] = ("reduce-overhead", "warmed", "graphed")
@@ -65,7 +65,9 @@ def choose_mode(
         _check_lazy(len(devices), torch_version)
     if requested in ("warmed", "reduce-overhead"):
         _check_shared_trees(requested, devices, accumulates=accumulates)
-    return ModeChoice(requested, "asked for by execution.mode")
+    untried = requested in CAPTURING and not is_known(torch_version)
+    doubt = f"; how torch {torch_version} captures in threads is not known" if untried else ""
+    return ModeChoice(requested, f"asked for by execution.mode{doubt}")
 
 
 def _check_cpu(mode: Mode) -> None:
@@ -83,6 +85,13 @@ def _check_cpu(mode: Mode) -> None:
 
 
 def _check_lazy(num_workers: int, torch_version: str) -> None:
+    if num_workers > 1 and not is_known(torch_version):
+        raise ConfigError(
+            f"execution.mode = 'reduce-overhead' with {num_workers} drafters: what torch"
+            f" {torch_version} does with captures in several threads is not known"
+            " (cudagraph-trees)",
+            hint="set execution.mode = 'graphed', or execution.allow_unsafe = true to try it",
+        )
     if behaviour_of(torch_version).lazy_workers_die(num_workers):
         raise ConfigError(
             f"execution.mode = 'reduce-overhead' with {num_workers} drafters on torch"

@@ -49,3 +49,8 @@ def behaviour_of(version: str) -> Behaviour:
     major, minor = (int(part) for part in version.split(".")[:2])
     known = [row for row in TABLE if row <= (major, minor)]
     return TABLE[max(known, default=min(TABLE))]
+
+
+def is_known(version: str) -> bool:
+    """Whether *version* was tried; of one that was not, the nearest row is a guess, no promise."""
+    return tuple(int(part) for part in version.split(".")[:2]) in TABLE

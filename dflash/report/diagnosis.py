@@ -120,7 +120,7 @@ def _surprise(finding: Finding) -> str:
 def _numbers(finding: Finding) -> str:
     faulty = "none" if finding.worst is None else f"{finding.worst:g}"
     sound = "none" if finding.best is None else f"{finding.best:g}"
-    unit = "" if finding.unit in ("", "1") else f" {finding.unit}"
+    unit = f" {finding.unit}".rstrip() if not finding.unit.startswith("1") else ""
     return (
         f"{finding.measures}: {faulty}{unit} faulty, {sound}{unit} remedied, limit"
         f" {finding.limit:g}{unit}"

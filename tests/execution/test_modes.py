@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from dflash.errors import ConfigError
-from dflash.execution import Mode, behaviour_of, choose_mode
+from dflash.execution import Mode, behaviour_of, choose_mode, is_known
 from dflash.execution.versions import TABLE
 
 TWO = ["cuda:0", "cuda:1"]
@@ -83,6 +83,14 @@ def test_drafters_whose_trees_would_overwrite_each_other_are_refused(mode: Mode)
         choose_mode(mode, TWO, torch_version=NEW, accumulates=True)
     assert choose_mode(mode, TWO[:1], torch_version=NEW, accumulates=True).mode == mode
     assert choose_mode("graphed", ["cuda:0", "cuda:0"], accumulates=True).mode == "graphed"
+
+
+def test_an_untried_torch_is_not_taken_for_safe() -> None:
+    with pytest.raises(ConfigError, match=r"torch 9\.9\.0 does .* is not known"):
+        choose_mode("reduce-overhead", TWO, torch_version="9.9.0")
+    assert "not known" in choose_mode("graphed", TWO, torch_version="9.9.0").why
+    assert "not known" not in choose_mode("graphed", TWO, torch_version=NEW).why
+    assert not is_known("9.9.0")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,75 @@
+"""Where a diagnosis goes: the screen, or one JSON value, and the files that were asked for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash.cli.output import check_writable, print_lines, write_report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dflash.diagnose.findings import Diagnosis
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """``json_out`` "-" is stdout, and then nothing else is printed there."""
+
+    json_out: str | None = None
+    junit: Path | None = None
+    html: Path | None = None
+
+    def check(self) -> None:
+        """Refuse files that cannot be written, before anything is launched.
+
+        Raises:
+            UsageError: one cannot.
+        """
+        for path, _ in self._files():
+            check_writable(path)
+
+    def give(self, found: "Diagnosis") -> None:
+        """Print *found* and write every file.
+
+        Raises:
+            UsageError: a file cannot be written.
+        """
+        if self.json_out == "-":
+            print(_json(found), end="")
+        else:
+            _show(found)
+        for path, made in self._files():
+            write_report(path, made(found))
+
+    def _files(self) -> "list[tuple[Path, Callable[[Diagnosis], str]]]":
+        json_file = Path(self.json_out) if self.json_out not in (None, "", "-") else None
+        files = ((json_file, _json), (self.junit, _junit), (self.html, _html))
+        return [(path, made) for path, made in files if path is not None]
+
+
+def _show(found: "Diagnosis") -> None:
+    from dflash.report.diagnosis import advice_lines, finding_lines, matrix_lines, style_of
+
+    for finding in found.findings:
+        print_lines([*finding_lines(finding), ""], style_of)
+    if len(found.findings) > 1:
+        print_lines([f"torch {found.torch}", *matrix_lines(found)], style_of)
+    if found.advice:
+        print_lines(["", *advice_lines(found.advice)], style_of)
+
+
+def _json(found: "Diagnosis") -> str:
+    return found.model_dump_json(indent=2) + "\n"
+
+
+def _junit(found: "Diagnosis") -> str:
+    from dflash.report.junit import junit_xml
+
+    return junit_xml(found)
+
+
+def _html(found: "Diagnosis") -> str:
+    from dflash.report.diagnosis_html import diagnosis_html
+
+    return diagnosis_html(found)

@@ -1,0 +1,99 @@
+"""Which execution modes are safe here, which to choose, and the configuration lines for it.
+
+The rules are those of ``dflash train`` (``dflash.execution.choose_mode`` and its table of torch's
+versions); what was found on this machine is laid over them.
+"""
+
+from collections.abc import Sequence
+from itertools import cycle, islice
+from typing import get_args
+
+from dflash.diagnose.findings import Advice, Finding, ModeAdvice, Verdict
+from dflash.diagnose.machine import Machine
+from dflash.errors import ConfigError
+from dflash.execution import CAPTURING, Mode, choose_mode, is_known
+
+
+def advise(
+    findings: Sequence[Finding], machine: Machine, *, num_targets: int, num_drafters: int
+) -> Advice:
+    """Judge every execution mode for so many targets and drafters, each on a device of its own
+    where there are enough of them."""
+    targets, drafters = layout(machine.num_gpus, num_targets, num_drafters)
+    modes = [_judged(mode, drafters, machine, findings=findings) for mode in get_args(Mode)]
+    choice = choose_mode("auto", drafters, torch_version=machine.torch)
+    safe = [each.mode for each in modes if each.safe == "yes"]
+    ranked = [choice.mode, *choice.fallbacks, "eager"]
+    chosen = next((mode for mode in ranked if mode in safe), None)
+    if chosen is None:
+        chosen, why = "eager", "nothing here is known to be safe, and eager captures nothing"
+    elif chosen == choice.mode:
+        why = choice.why
+    else:
+        why = f"the first of {', '.join(dict.fromkeys(ranked))} that is safe here"
+    return Advice(
+        num_targets=num_targets,
+        num_drafters=num_drafters,
+        modes=modes,
+        choose=chosen,
+        why=why,
+        config=_config(targets, drafters, mode=chosen),
+    )
+
+
+def layout(num_gpus: int, num_targets: int, num_drafters: int) -> tuple[list[str], list[str]]:
+    """Devices of the targets and of the drafters: targets first, then round again."""
+    gpus = [f"cuda:{index}" for index in range(num_gpus)] or ["cpu"]
+    places = list(islice(cycle(gpus), num_targets + num_drafters))
+    return places[:num_targets], places[num_targets:]
+
+
+def _judged(
+    mode: Mode, drafters: Sequence[str], machine: Machine, *, findings: Sequence[Finding]
+) -> ModeAdvice:
+    try:
+        choose_mode(mode, drafters, torch_version=machine.torch)
+    except ConfigError as error:
+        impossible = "cpu" in drafters
+        return ModeAdvice(mode=mode, safe="cannot run" if impossible else "no", why=error.what)
+    near = [finding for finding in findings if mode in finding.endangers]
+    seen = _slugs(near, "reproduced")
+    if seen:
+        return ModeAdvice(mode=mode, safe="no", why=f"reproduced here: {seen}")
+    doubt = _doubt(mode, machine, near=near, findings=findings)
+    if doubt:
+        return ModeAdvice(mode=mode, safe="not known", why=doubt)
+    clean = _slugs(near, "not reproduced")
+    why = f"not reproduced here: {clean}" if clean else "no failure mode is known to endanger it"
+    return ModeAdvice(mode=mode, safe="yes", why=why)
+
+
+def _doubt(
+    mode: Mode, machine: Machine, *, near: Sequence[Finding], findings: Sequence[Finding]
+) -> str:
+    """What keeps *mode* from being called safe although nothing was seen, or ""."""
+    if mode in CAPTURING:
+        on_gpu = [finding for finding in findings if finding.device != "cpu"]
+        failed = [finding.slug for finding in on_gpu if finding.remedy_verified == "no"]
+        if failed:
+            return f"the remedy failed here: {', '.join(failed)}"
+        if not is_known(machine.torch):
+            return f"torch {machine.torch} was never tried"
+    open_ = _slugs(near, "inconclusive")
+    return f"inconclusive here: {open_}" if open_ else ""
+
+
+def _slugs(findings: Sequence[Finding], verdict: Verdict) -> str:
+    return ", ".join(finding.slug for finding in findings if finding.verdict == verdict)
+
+
+def _config(targets: Sequence[str], drafters: Sequence[str], *, mode: str) -> str:
+    def listed(devices: Sequence[str]) -> str:
+        return "[" + ", ".join(f'"{device}"' for device in devices) + "]"
+
+    tables = (
+        f"[target]\ndevices = {listed(targets)}",
+        f"[drafter]\ndevices = {listed(drafters)}",
+        f'[execution]\nmode = "{mode}"',
+    )
+    return "\n".join(tables)

@@ -1,0 +1,79 @@
+"""One call of ``dflash diagnose``: several failure modes after one another, and the advice."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from dflash.diagnose.examine import Plan, examine
+from dflash.diagnose.findings import Diagnosis, Finding, Launch
+from dflash.diagnose.launch import Order, run_orders
+from dflash.diagnose.machine import Machine
+from dflash.errors import UsageError
+from dflash.failures import FailureMode, all_modes
+
+OWN_LIMIT_S = 300.0  # of a user's step on its own, which may compile
+
+
+def diagnose(
+    modes: Sequence[FailureMode],
+    machine: Machine,
+    *,
+    plan: Plan,
+    counts: tuple[int, int] | None = None,
+    watch: Callable[[str, Launch], None] = lambda _slug, _launch: None,
+) -> Diagnosis:
+    """Examine *modes*; with *counts* (targets, drafters) say which execution modes are safe.
+
+    Raises:
+        UsageError: the user's step fails on its own, or a mode takes none.
+    """
+    begun_s = time.monotonic()
+    if plan.step:
+        _check_step(modes, plan)
+    findings: list[Finding] = []
+    for mode in modes:
+
+        def seen(launch: Launch, slug: str = mode.slug) -> None:
+            watch(slug, launch)
+
+        findings.append(examine(mode, machine, plan=plan, watch=seen))
+    advice = None
+    if counts is not None:
+        from dflash.diagnose.matrix import advise
+
+        num_targets, num_drafters = counts
+        advice = advise(findings, machine, num_targets=num_targets, num_drafters=num_drafters)
+    return Diagnosis(
+        torch=machine.torch,
+        level=plan.level,
+        environment=machine.environment,
+        findings=findings,
+        advice=advice,
+        wall_s=round(time.monotonic() - begun_s, 3),
+    )
+
+
+def _check_step(modes: Sequence[FailureMode], plan: Plan) -> None:
+    """Refuse a step that does not work where nothing is wrong around it."""
+    without = [mode.slug for mode in modes if mode.reproduce_step is None]
+    if without:
+        able = ", ".join(mode.slug for mode in all_modes() if mode.reproduce_step) or "none"
+        raise UsageError(
+            f"--step cannot stand in for the program of {', '.join(without)}",
+            hint=f"failure modes that take a step of yours: {able}",
+        )
+    module, sign, name = plan.step.partition(":")
+    if not (module and sign and name.isidentifier()):
+        raise UsageError(
+            f"--step {plan.step!r} is not MODULE:FUNCTION",
+            hint="for example --step mypackage.mymodule:make_step",
+        )
+    limit_s = plan.time_limit_s or OWN_LIMIT_S
+    order = Order(address=modes[0].slug, variant="own", step=plan.step, time_limit_s=limit_s)
+    (own,) = run_orders([order])
+    if own.end != "number":
+        told = (own.traceback or own.stacks or own.stderr_tail).rstrip()
+        raise UsageError(
+            f"{plan.step} fails on its own, with no failure mode around it: {own.end}:"
+            f" {own.message}\n{told}",
+            hint="make_step(device) returns a callable and a tuple of its inputs",
+        )

@@ -1,0 +1,93 @@
+"""A diagnosis as one self-contained page: no script, nothing to fetch, one file."""
+
+from collections.abc import Iterator
+from html import escape
+
+from dflash.diagnose.findings import Diagnosis, Finding, Launch
+from dflash.report.diagnosis import advice_lines, finding_lines, rate_text
+from dflash.report.lanes import lanes, memory_curves
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #223; max-width: 780px; margin: 2em auto;
+       padding: 0 1em; }
+table { border-collapse: collapse; width: 100%; }
+td, th { text-align: left; padding: 3px 10px 3px 0; border-bottom: 1px solid #dde; }
+pre { background: #f5f6f9; padding: 10px; overflow-x: auto; font-size: 13px; }
+svg { max-width: 100%; height: auto; }
+h2 { margin-top: 2em; border-top: 2px solid #dde; padding-top: 1em; }
+.reproduced { color: #b3261e; font-weight: bold; } .inconclusive { color: #8a6100; }
+.not-reproduced { color: #22723a; } .not-applicable { color: #667; }
+summary { cursor: pointer; }
+"""
+HEADINGS = ("failure mode", "verdict", "expected", "faulty", "remedied", "remedy verified")
+
+
+def diagnosis_html(found: Diagnosis) -> str:
+    """The whole page: the table, what to do, then each mode with its timelines and evidence."""
+    machine = found.environment
+    gpus = ", ".join(gpu.name for gpu in machine.gpus) or "no GPU"
+    where = f"torch {found.torch}, {gpus}, {machine.cpu_cores} cores, Python {machine.python}"
+    parts = [
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>dflash diagnose: torch {escape(found.torch)}</title>",
+        f"<style>{STYLE}</style></head><body>",
+        "<h1>dflash diagnose</h1>",
+        f"<p>{escape(where)}; level {escape(found.level)}, {found.wall_s:.0f} s.</p>",
+        *_table(found),
+    ]
+    if found.advice:
+        parts += ["<h2>What to do here</h2>", _pre("\n".join(advice_lines(found.advice)))]
+    for finding in found.findings:
+        parts += _section(finding)
+    return "\n".join([*parts, "</body></html>", ""])
+
+
+def _table(found: Diagnosis) -> Iterator[str]:
+    heads = "".join(f"<th>{name}</th>" for name in HEADINGS)
+    yield f"<table><tr>{heads}</tr>"
+    for finding in found.findings:
+        kind = finding.verdict.replace(" ", "-")
+        cells = (
+            f'<a href="#{finding.slug}">{finding.slug}</a>',
+            f'<span class="{kind}">{finding.verdict}</span>',
+            finding.expected,
+            _rate(finding, "faulty"),
+            _rate(finding, "sound"),
+            finding.remedy_verified,
+        )
+        yield "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+    yield "</table>"
+
+
+def _rate(finding: Finding, variant: str) -> str:
+    seen = finding.faulty if variant == "faulty" else finding.sound
+    return "" if seen is None else f"{seen.shown} of {seen.launches}"
+
+
+def _section(finding: Finding) -> Iterator[str]:
+    yield f'<h2 id="{finding.slug}">{finding.slug}</h2>'
+    yield f"<p>{escape(finding.title)}</p>"
+    yield _pre("\n".join(finding_lines(finding)))
+    if finding.sound is not None:
+        told = f"faulty {rate_text(finding.faulty)}; remedied {rate_text(finding.sound)}"
+        yield f"<p>{escape(told)}</p>"
+    for launch in finding.launches:
+        if launch.marks:
+            yield from _pictures(launch)
+    for launch in finding.launches:
+        told = launch.stacks or launch.traceback
+        if launch.end != "number" and told:
+            label = f"{launch.variant} {launch.seed}: {launch.end}: {launch.message}"
+            yield f"<details><summary>{escape(label)}</summary>{_pre(told)}</details>"
+
+
+def _pictures(launch: Launch) -> Iterator[str]:
+    name = f"{launch.variant} program, launch {launch.seed}"
+    for picture in (lanes(launch, title=name), memory_curves(launch, title=name)):
+        if picture:
+            yield f"<h3>{escape(name)}</h3>\n{picture}"
+
+
+def _pre(text: str) -> str:
+    return f"<pre>{escape(text)}</pre>"

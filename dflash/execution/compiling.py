@@ -1,5 +1,6 @@
 """Compiling the regions of a program in place, and putting them back."""
 
+import inspect
 import sys
 import types
 from collections.abc import Callable
@@ -10,6 +11,10 @@ import torch
 from dflash.execution.program import Program, Region
 
 Undo = Callable[[], None]
+
+MAX_VERSIONS = 64
+"""Of one region; beyond, torch runs it eagerly with no more than a log line. Its own default, 8, is
+fewer than the signatures that a program may be made ready for."""
 
 
 def compile_regions(program: Program, *, all_of_them: bool, cudagraphs: bool = False) -> Undo:
@@ -27,8 +32,12 @@ def compile_regions(program: Program, *, all_of_them: bool, cudagraphs: bool = F
             continue
         function = getattr(region.owner, region.name)
         originals.append((region, function))
-        mode = "reduce-overhead" if cudagraphs and not region.kernel else None
-        compiled = torch.compile(own_code(function), dynamic=region.dynamic, mode=mode)
+        options = _versions_option()
+        if cudagraphs and not region.kernel:
+            options["mode"] = "reduce-overhead"
+        compiled = torch.compile(
+            own_code(function), dynamic=region.dynamic, backend=region.backend, **options
+        )
         setattr(region.owner, region.name, compiled)
 
     def undo() -> None:
@@ -36,6 +45,16 @@ def compile_regions(program: Program, *, all_of_them: bool, cudagraphs: bool = F
             setattr(region.owner, region.name, function)
 
     return undo
+
+
+def _versions_option() -> dict[str, Any]:
+    """The limit of versions as an option that travels with the compiled function.
+
+    From torch 2.12 on ``torch._dynamo.config`` is each thread's own, so that a limit set there by
+    the main thread is unknown to a worker. Before, it is the process's and the only place.
+    """
+    takes_it = "recompile_limit" in inspect.signature(torch.compile).parameters
+    return {"recompile_limit": MAX_VERSIONS} if takes_it else {}
 
 
 def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,8 +89,17 @@ def first_compile() -> None:
 
 def num_compiled() -> int:
     """Graphs that this process has compiled so far."""
+    return _counted("stats", "unique_graphs")
+
+
+def num_skipped() -> int:
+    """Compiled graphs that this process was asked to capture and, without a word, did not."""
+    return _counted("inductor", "cudagraph_skips")
+
+
+def _counted(group: str, name: str) -> int:
     if "torch._dynamo" not in sys.modules:
         return 0
     from torch._dynamo.utils import counters
 
-    return int(counters["stats"]["unique_graphs"])
+    return int(counters[group][name])

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ class Region:
     ``kernel`` is compiled on a CUDA device in every mode, also in eager: what it computes has no
     other form that is worth running there (an attention, an optimizer's pass). A ``dynamic`` region
     is called with tensors of many lengths, which one kernel serves. ``constants`` are tensors it is
-    called with that never move, beside parameters: a graph reads them where they are.
+    called with that never move, beside parameters: a graph reads them where they are. ``backend``
+    is torch.compile's: what the code is made by; torch captures graphs of "inductor" only.
     """
 
     owner: object
@@ -25,6 +26,7 @@ class Region:
     kernel: bool = False
     dynamic: bool = False
     constants: tuple[Tensor, ...] = ()
+    backend: str | Callable[..., Any] = "inductor"
 
 
 class Program(Protocol):

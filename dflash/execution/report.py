@@ -8,6 +8,7 @@ from typing import Any
 class WarmUp:
     """Figures of one runner's warm-up; None where a mode has no such figure.
 
+    ``num_skipped`` compiled graphs were to be captured and are launched instead, as torch decided.
     ``launched_s`` and ``replayed_s`` are seconds of all rounds once, launched from Python and
     replayed from graphs. ``difference`` is the largest relative one between the probes of the two,
     0.0 when they are bit for bit the same; ``worker_difference`` the same for a replay by the
@@ -17,6 +18,7 @@ class WarmUp:
     warm_up_s: float = 0.0
     num_compiled: int = 0
     num_graphs: int = 0
+    num_skipped: int = 0
     launched_s: float | None = None
     replayed_s: float | None = None
     difference: float | None = None

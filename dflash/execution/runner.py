@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dflash.execution.compiling import num_compiled
+from dflash.execution.compiling import num_compiled, num_skipped
 from dflash.execution.faults import CaptureError, recompile_error
 from dflash.execution.graphed import Graphed
 from dflash.execution.launched import Launched
@@ -74,13 +74,15 @@ class Runner:
             CaptureError: something cannot be captured; ``close`` leaves nothing of it.
             NumericsError: a replay gives other numbers than the launched kernels.
         """
-        started, compiled = time.perf_counter(), num_compiled()
+        started, compiled, skipped = time.perf_counter(), num_compiled(), num_skipped()
         synchronize(self.program.device)
         with self._on_stream():
             report = self._execution.warm_up()
         synchronize(self.program.device)
         self.report = report.with_(
-            warm_up_s=time.perf_counter() - started, num_compiled=num_compiled() - compiled
+            warm_up_s=time.perf_counter() - started,
+            num_compiled=num_compiled() - compiled,
+            num_skipped=num_skipped() - skipped,
         )
 
     def enter_worker(self) -> None:
@@ -89,10 +91,12 @@ class Runner:
         Raises:
             CaptureError, NumericsError: as ``warm_up`` does.
         """
+        skipped = num_skipped()
         with self._on_stream():
             difference = self._execution.enter_worker()
         synchronize(self.program.device)
-        self.report = self.report.with_(worker_difference=difference)
+        skipped = self.report.num_skipped + num_skipped() - skipped
+        self.report = self.report.with_(worker_difference=difference, num_skipped=skipped)
 
     def feed(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy *tensors* into the program's inputs, on the current stream.

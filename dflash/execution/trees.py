@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dflash.execution.captures import capture_watch
-from dflash.execution.compiling import compile_regions, first_compile, num_compiled
+from dflash.execution.compiling import compile_regions, first_compile, num_compiled, num_skipped
 from dflash.execution.faults import CaptureError
 from dflash.execution.program import Program
 from dflash.execution.report import WarmUp
@@ -84,6 +84,7 @@ class Trees:
 
     def _until_quiet(self) -> WarmUp:
         watch, graphs, compiled = capture_watch(), capture_watch().total, num_compiled()
+        skipped = num_skipped()
         launched = self._pass()
         for _ in range(MAX_PASSES):
             before = watch.total
@@ -96,6 +97,9 @@ class Trees:
                 " over the same rounds: their graphs do not settle",
                 hint='set execution.mode = "graphed" or "compiled"',
             )
+        skipped = num_skipped() - skipped
+        if skipped and watch.total == graphs:
+            raise self._nothing_captured(skipped)
         self._launched = launched.probe
         return WarmUp(
             num_graphs=watch.total - graphs,
@@ -124,6 +128,15 @@ class Trees:
             return
         if not hasattr(module.local, "tree_manager_containers"):
             raise self._death()
+
+    def _nothing_captured(self, num_skipped: int) -> CaptureError:
+        return CaptureError(
+            f'mode "warmed" captured nothing on {self._program.device}: torch skipped'
+            f" {num_skipped} compiled graphs (tensors on the CPU or on several devices, inputs that"
+            " are changed, operations that no graph can hold)",
+            hint="TORCH_LOGS=cudagraphs says why, graph by graph; execution.mode = 'graphed' fails"
+            " at the very operation",
+        )
 
     def _death(self) -> CaptureError:
         return CaptureError(

@@ -25,7 +25,7 @@ def compiled_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return module.forward
 
     def compile_with(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:  # noqa: ANN401
-        return real(function, backend=recording, **options)
+        return real(function, **options | {"backend": recording})
 
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", compile_with)
@@ -52,6 +52,16 @@ def test_an_eager_program_keeps_its_functions(compiled_in: list[str]) -> None:
     Runner(program, "eager").warm_up()
     assert program.double is before
     assert compiled_in == []
+
+
+def test_graphs_that_torch_skipped_are_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Counting()
+    monkeypatch.setattr("dflash.execution.runner.num_skipped", lambda: len(program.calls))
+    runner = Runner(program, "eager")
+    runner.warm_up()
+    runner.enter_worker()
+    assert runner.report.num_skipped == len(program.calls) > 0
+    assert runner.report.as_record()["num_skipped"] == len(program.calls)
 
 
 def test_a_compiled_program_has_its_regions_replaced(compiled_in: list[str]) -> None:

@@ -18,7 +18,7 @@ def no_code_generation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.compiler.reset()
 
     def eagerly(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:  # noqa: ANN401
-        return real(function, backend="eager", **options)
+        return real(function, **options | {"backend": "eager"})
 
     monkeypatch.setattr(torch, "compile", eagerly)
     yield

@@ -129,6 +129,17 @@ def test_a_replay_that_computes_something_else_is_an_error(
         Trees(program, warmed=True, unsafe=False).warm_up()
 
 
+def test_a_program_whose_graphs_torch_all_skips_is_an_error_and_says_so(
+    watch: CaptureWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(OLD, monkeypatch)
+    program = Recording(watch, settles=1)  # captures nothing
+    monkeypatch.setattr("dflash.execution.trees.num_skipped", lambda: 2 * (program.passes > 0))
+    with pytest.raises(CaptureError, match="captured nothing on cpu: torch skipped 2") as caught:
+        Trees(program, warmed=True, unsafe=False).warm_up()
+    assert "TORCH_LOGS=cudagraphs" in caught.value.hint
+
+
 def test_a_lazy_program_runs_nothing_beforehand(
     watch: CaptureWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,73 @@
+"""Regions are compiled as they ask for, with a limit of versions that holds in every thread."""
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dflash.execution import Region
+from dflash.execution.compiling import MAX_VERSIONS, compile_regions
+
+DEFAULT_LIMIT = 8
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def doubling(backend: Callable[..., Any]) -> Any:  # noqa: ANN401 - what compile_regions needs
+    program = SimpleNamespace(device=torch.device("cpu"), double=lambda x: x * 2)
+    program.regions = lambda: [Region(program, "double", backend=backend)]
+    return program
+
+
+def counting(calls: list[int]) -> Callable[..., Any]:
+    """A backend whose code notes the lengths it was called with."""
+
+    def backend(graph: torch.fx.GraphModule, _examples: list[Tensor]) -> Callable[..., Any]:
+        def call(x: Tensor) -> Any:  # noqa: ANN401
+            calls.append(len(x))
+            return graph(x)
+
+        return call
+
+    return backend
+
+
+@pytest.mark.skipif(
+    "recompile_limit" not in inspect.signature(torch.compile).parameters,
+    reason="before torch 2.12 the limit is a setting of the process, which is the user's",
+)
+def test_a_worker_compiles_more_versions_than_torch_would_by_default() -> None:
+    calls: list[int] = []
+    program = doubling(counting(calls))
+    compile_regions(program, all_of_them=True)
+    lengths = list(range(2, 2 + DEFAULT_LIMIT + 4))
+    assert len(lengths) < MAX_VERSIONS
+
+    def work() -> None:
+        for length in lengths:
+            program.double(torch.ones(length))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert calls == lengths
+
+
+def test_a_region_is_compiled_by_its_own_backend_until_it_is_put_back() -> None:
+    calls: list[int] = []
+    program = doubling(counting(calls))
+    undo = compile_regions(program, all_of_them=True)
+    assert program.double(torch.ones(3)).tolist() == [2.0] * 3
+    undo()
+    program.double(torch.ones(4))
+    assert calls == [3]

@@ -1,5 +1,6 @@
 """One failure mode, from what applies here to its finding."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,6 @@ def examine(
     *,
     plan: Plan,
     watch: Callable[[Launch], None] = lambda _launch: None,
-    address: str = "",
 ) -> Finding:
     """Launch what the plan asks for, and judge; *watch* sees every launch as it ends."""
     fit, begun_s = applies(mode, machine), time.monotonic()
@@ -57,7 +57,7 @@ def examine(
         )
         return _finding(mode, nothing, expected=expected, fit=fit)
     launches: list[Launch] = []
-    for orders in _rounds(mode, launches, plan=plan, part=fit.part, address=address or mode.slug):
+    for orders in _rounds(mode, launches, plan=plan, part=fit.part):
         for launch in run_orders(orders, width=_width(mode, machine, part=fit.part)):
             launches.append(launch)
             watch(launch)
@@ -66,7 +66,7 @@ def examine(
 
 
 def _rounds(
-    mode: FailureMode, launches: Sequence[Launch], *, plan: Plan, part: Part, address: str
+    mode: FailureMode, launches: Sequence[Launch], *, plan: Plan, part: Part
 ) -> Iterator[list[Order]]:
     """The faulty program and the control; then the sound one, once if there was no failure."""
     num = plan.launches(mode, part)
@@ -75,7 +75,7 @@ def _rounds(
         limit_s = plan.time_limit_s or mode.time_limit_s
         return [
             Order(
-                address=address,
+                address=address_of(mode),
                 variant=variant,
                 seed=seed,
                 part=part,
@@ -133,6 +133,14 @@ def _finding(
 def remedy_name(mode: FailureMode) -> str:
     """The dotted name of the production code that prevents the failure."""
     return f"{mode.remedy.__module__}.{mode.remedy.__qualname__}"
+
+
+def address_of(mode: FailureMode) -> str:
+    """What a child finds *mode* by: its slug, or ``module:NAME`` if it is no page of ours."""
+    module = sys.modules[mode.reproduce.__module__]
+    names = [name for name, thing in vars(module).items() if thing is mode]
+    ours = module.__name__ == f"dflash.failures.{mode.slug.replace('-', '_')}"
+    return mode.slug if ours or not names else f"{module.__name__}:{names[0]}"
 
 
 def _kept(mode: FailureMode, launches: Sequence[Launch]) -> list[Launch]:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from dflash.diagnose.examine import Plan, examine
+from dflash.diagnose.examine import Plan, address_of, examine
 from dflash.diagnose.findings import Diagnosis, Finding, Launch
 from dflash.diagnose.launch import Order, run_orders
 from dflash.diagnose.machine import Machine
@@ -68,7 +68,7 @@ def _check_step(modes: Sequence[FailureMode], plan: Plan) -> None:
             hint="for example --step mypackage.mymodule:make_step",
         )
     limit_s = plan.time_limit_s or OWN_LIMIT_S
-    order = Order(address=modes[0].slug, variant="own", step=plan.step, time_limit_s=limit_s)
+    order = Order(address=address_of(modes[0]), variant="own", step=plan.step, time_limit_s=limit_s)
     (own,) = run_orders([order])
     if own.end != "number":
         told = (own.traceback or own.stacks or own.stderr_tail).rstrip()

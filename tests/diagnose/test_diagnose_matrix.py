@@ -1,0 +1,133 @@
+"""The advice follows the rules of training and what was found here."""
+
+import dataclasses
+import tomllib
+
+import fake_modes
+import pytest
+
+from dflash.diagnose.examine import Plan, examine
+from dflash.diagnose.findings import Finding, Verdict
+from dflash.diagnose.machine import Machine, applies
+from dflash.diagnose.matrix import advise, layout
+from dflash.environment import environment
+
+OLD, NEW = "2.11.0+cu130", "2.13.0"
+
+
+def machine(num_gpus: int, torch: str = NEW) -> Machine:
+    return Machine(torch, num_gpus, 4, environment(with_torch=False))
+
+
+def finding(verdict: Verdict, *modes: str, **more: str) -> Finding:
+    return Finding(
+        slug="some-failure",
+        title="",
+        device="gpu",
+        verdict=verdict,
+        why="",
+        expected="not known",
+        expected_why="",
+        endangers=list(modes),
+        **more,
+    )
+
+
+def safety(torch: str, *found: Finding, num_drafters: int = 2) -> dict[str, str]:
+    advice = advise(found, machine(4, torch), num_targets=2, num_drafters=num_drafters)
+    return {each.mode: each.safe for each in advice.modes}
+
+
+def test_what_training_refuses_is_not_called_safe() -> None:
+    assert safety(OLD)["reduce-overhead"] == "no"
+    assert safety(OLD, num_drafters=1)["reduce-overhead"] == "yes"
+    assert safety(NEW)["reduce-overhead"] == "yes"
+    assert safety(OLD)["graphed"] == "yes"
+
+
+def test_what_was_reproduced_here_is_not_safe() -> None:
+    found = safety(NEW, finding("reproduced", "warmed"))
+    assert (found["warmed"], found["graphed"]) == ("no", "yes")
+    assert safety(NEW, finding("inconclusive", "warmed"))["warmed"] == "not known"
+
+
+def test_captures_of_an_untried_torch_are_not_known() -> None:
+    found = safety("9.9.0", num_drafters=1)
+    assert found["graphed"] == found["warmed"] == found["reduce-overhead"] == "not known"
+    assert (found["eager"], found["compiled"]) == ("yes", "yes")
+
+
+def test_the_best_safe_mode_is_chosen() -> None:
+    def choice(*found: Finding, torch: str = NEW) -> str:
+        return advise(found, machine(2, torch), num_targets=1, num_drafters=1).choose
+
+    assert choice() == "graphed"
+    assert choice(torch="9.9.0") == "compiled"
+    assert choice(finding("reproduced", "graphed", "compiled")) == "eager"
+    assert choice(finding("reproduced", remedy_verified="no")) == "compiled"
+
+
+def test_a_cpu_cannot_run_what_captures() -> None:
+    advice = advise([], machine(0), num_targets=1, num_drafters=1)
+    assert {each.mode for each in advice.modes if each.safe == "cannot run"} == {
+        "reduce-overhead",
+        "warmed",
+        "graphed",
+    }
+    assert advice.choose == "eager"
+    assert advice.sentence.endswith("safe here: eager, compiled; choose eager")
+
+
+def test_targets_come_first_and_gpus_are_used_again_where_they_end() -> None:
+    assert layout(8, 6, 2) == ([f"cuda:{i}" for i in range(6)], ["cuda:6", "cuda:7"])
+    assert layout(1, 1, 1) == (["cuda:0"], ["cuda:0"])
+    assert layout(2, 2, 1) == (["cuda:0", "cuda:1"], ["cuda:0"])
+    assert layout(0, 1, 2) == (["cpu"], ["cpu", "cpu"])
+
+
+def test_the_lines_to_paste_are_a_configuration() -> None:
+    advice = advise([], machine(4), num_targets=3, num_drafters=1)
+    tables = tomllib.loads(advice.config)
+    assert tables["target"]["devices"] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert tables["drafter"]["devices"] == ["cuda:3"]
+    assert tables["execution"]["mode"] == "graphed"
+
+
+def test_a_machine_without_gpus_runs_the_part_for_the_cpu_and_says_what_it_leaves_out() -> None:
+    mode = dataclasses.replace(fake_modes.QUIET, device="gpu")
+    assert applies(mode, machine(0)).part is None
+    assert "needs a CUDA GPU" in applies(mode, machine(0)).not_run
+    part = dataclasses.replace(mode, part_on_cpu=mode.reproduce)
+    assert applies(part, machine(0)).part == "cpu"
+    assert "the rest needs a CUDA GPU" in applies(part, machine(0)).not_run
+    assert applies(part, machine(1)).part == "whole"
+    two = dataclasses.replace(mode, device="two gpus")
+    assert "needs 2 CUDA GPUs, this machine has 1" in applies(two, machine(1)).not_run
+
+
+def test_what_cannot_run_here_is_not_applicable_and_launches_nothing() -> None:
+    mode = dataclasses.replace(fake_modes.SEGV, device="gpu")
+    found = examine(mode, machine(0), plan=Plan(), watch=lambda _: pytest.fail("launched"))
+    assert (found.verdict, found.severity) == ("not applicable", "none")
+    assert (found.remedy_verified, found.launches) == ("not run", [])
+
+
+def test_levels_are_launches() -> None:
+    cpu, gpu = fake_modes.QUIET, dataclasses.replace(fake_modes.QUIET, device="gpu")
+    levels = ("quick", "standard", "deep")
+    assert [Plan(level=level).launches(cpu, "whole") for level in levels] == [5, 20, 300]
+    assert [Plan(level=level).launches(gpu, "whole") for level in levels] == [2, 5, 20]
+    assert [Plan(level=level).launches(gpu, "cpu") for level in levels] == [5, 20, 300]
+    assert Plan(level="deep").launches(fake_modes.NUMBER, "whole") == 1
+    assert Plan(trials=3).launches(fake_modes.NUMBER, "whole") == 3
+
+
+def test_a_whole_examination_ends_in_a_finding() -> None:
+    found = examine(fake_modes.THREAD, machine(0), plan=Plan(level="quick"))
+    assert (found.verdict, found.remedy_verified) == ("reproduced", "yes")
+    assert found.faulty is not None
+    assert (found.faulty.shown, found.faulty.launches) == (5, 5)
+    assert found.severity == "error"
+    assert found.remedy == "fake_modes.remedy"
+    kept = [bool(launch.traceback) for launch in found.launches if launch.variant == "faulty"]
+    assert kept == [True, True, False, False, False]

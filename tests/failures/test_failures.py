@@ -1,4 +1,4 @@
-"""Every failure mode keeps its promises: the fault shows, production does not, the page is whole."""
+"""Every failure mode keeps its promises: the fault shows, the remedy helps, the page is whole."""
 
 import importlib
 from functools import cache
@@ -68,7 +68,8 @@ def test_a_page_is_one_file_of_its_name_that_is_read_in_one_sitting(mode: Failur
     module = importlib.import_module(f"dflash.failures.{mode.slug.replace('-', '_')}")
     assert module.MODE is mode
     assert module.__file__ is not None
-    assert len(Path(module.__file__).read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+    lines = Path(module.__file__).read_text(encoding="utf-8").splitlines()
+    assert sum(bool(line.strip()) for line in lines) <= MAX_LINES
 
 
 @every_mode

@@ -1,0 +1,84 @@
+"""Threads that compile first, all at once, crash the process or silently run uncompiled.
+
+Symptom
+    SIGSEGV right after the workers start; or ``ImportError: cannot import name ... from partially
+    initialized module 'torch._inductor...' (most likely due to a circular import)`` and
+    ``_DeadlockError: deadlock detected by _ModuleLock('torch._dynamo...')``, which later
+    compilations of the main thread then raise too; or nothing but one warning, ``torch._dynamo hit
+    config.recompile_limit (8)``, and a run that is as slow as eager.
+Mechanism
+    torch imports its compiler on the first compiled call, and threads that do so together see
+    half-made modules. On 2.11 a first ``FakeTensorMode`` entered by two threads crashes
+    (torch/_subclasses/fake_tensor.py, ``_ensureCUDADeviceGuardSet``). Whether code has to be
+    compiled is decided before the lock is taken (torch/_dynamo/convert_frame.py), so every thread
+    that waited compiles the same function again; from 2.13 on the ninth and later ones reach the
+    limit of 8 versions and run eagerly.
+Reproduce
+    Sixteen drafters call one compiled loss at once. Where the fault is, nothing was compiled
+    before; without it every drafter's program is made ready in the main thread first.
+Remedy
+    ``dflash.execution.make_ready``: the first compilation of the process happens alone, in the main
+    thread, and each program compiles a code object of its own (``compiling.own_code``).
+Verify
+    Every worker's step runs compiled code: 0 of 16 do not, and none dies.
+Versions
+    Seen in the Versions table of the docs: 2.11 crashes, 2.12 TODO
+Sources
+    pytorch#136833, pytorch#123177, unslothai/unsloth#10350.
+"""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from dflash.diagnose.timeline import mark
+from dflash.execution import ModeChoice, make_ready
+from dflash.failures._mode import FailureMode
+from dflash.failures._workers import CompiledCalls, SmallStep, run_workers
+
+NUM_WORKERS = 16
+COMPILED = ModeChoice("compiled", "the mode whose first call is dangerous")
+
+
+def reproduce(*, faulty: bool, seed: int = 0) -> float:
+    """Return how many workers' steps ran eagerly."""
+    calls = CompiledCalls()
+    steps = [SmallStep(seed=seed, backend=calls.backend) for _ in range(NUM_WORKERS)]
+    first: list[Callable[[], Tensor]]
+    if faulty:  # every worker compiles for itself, all of them the same function
+        first = [partial(_compile_and_call, steps[0])] * NUM_WORKERS
+    else:
+        make_ready(steps, COMPILED, streams=[None] * NUM_WORKERS)
+        first = [partial(step.loss, step.inputs) for step in steps]
+    together = threading.Barrier(NUM_WORKERS)
+
+    def body(call: Callable[[], Tensor]) -> None:
+        together.wait()
+        mark("compile", whose="loss")
+        call()
+
+    calls.count = 0
+    run_workers([partial(body, call) for call in first])
+    return float(NUM_WORKERS - calls.count)
+
+
+def _compile_and_call(step: SmallStep) -> Tensor:
+    loss: Tensor = torch.compile(step.loss, dynamic=False, backend=step.backend)(step.inputs)
+    return loss
+
+
+MODE = FailureMode(
+    slug="first-compile-crash",
+    measures="workers, of 16, whose first step ran eagerly though it was compiled",
+    unit="workers",
+    limit=0.0,
+    reproduce=reproduce,
+    remedy=make_ready,
+    child=True,
+    chance=True,
+    deaths=frozenset({"signal", "hang", "exception"}),
+    affected={"2.11": True, "2.13": True, "2.14": True},
+)

@@ -54,7 +54,12 @@ class StepRecord(_Line):
     reserved_gib: dict[str, float] = Field(default={}, description="peak reserved by device")
     device_allocs: dict[str, int] = Field(default={}, description="allocations so far by device")
     rss_gib: float = Field(default=0.0, description="resident memory of the process")
-    recompiles: int = Field(default=0, description="graphs compiled since the run was sealed")
+    recompiles: int = Field(
+        default=0, description="graphs compiled since the record before, by any thread"
+    )
+    captures: int = Field(
+        default=0, description="CUDA graphs captured since the record before, by any thread"
+    )
 
 
 class EvalRecord(_Line):

@@ -100,7 +100,7 @@ def _talk_of(slug: str, launch: "Launch") -> None:
 
 
 def _read_run(words: "Sequence[str]", *, json_out: str | None, fail_on: str) -> None:
-    from dflash.diagnose.finished import diagnose_run
+    from dflash.diagnose.aftermath import diagnose_run
     from dflash.report.diagnosis import run_lines, style_of
 
     if len(words) != 1:

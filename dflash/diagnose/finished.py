@@ -1,24 +1,25 @@
 """What a finished or crashed run left behind, as the detectors of failure modes read it."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dflash.diagnose.findings import Launch, RunDiagnosis, Suffered
+from dflash.diagnose.findings import Launch
 from dflash.errors import DataError, UsageError
 from dflash.records import EvalRecord, EventRecord, StepRecord, read_records
 
 RECORDS, STACKS, ENVIRONMENT = "records.jsonl", "stacks.txt", "environment.json"
-MAX_EVIDENCE = 4
+AnyRecord = StepRecord | EvalRecord | EventRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRun:
     """Records, whatever text tells of its end (stacks, tracebacks, output), the environment."""
 
-    records: tuple[StepRecord | EvalRecord | EventRecord, ...] = ()
+    records: tuple[AnyRecord, ...] = ()
     text: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
 
@@ -29,6 +30,17 @@ class FinishedRun:
     @property
     def evals(self) -> list[EvalRecord]:
         return [record for record in self.records if isinstance(record, EvalRecord)]
+
+    @property
+    def undisturbed(self) -> list[tuple[StepRecord, StepRecord]]:
+        """Neighbouring step records between which nothing but training happened: no evaluation,
+        which compiles, captures and allocates for itself, and not the first steps."""
+        measured = [record.step for record in self.evals]
+        return [
+            (before, after)
+            for before, after in pairwise(self.steps)
+            if not any(before.step <= step <= after.step for step in measured)
+        ]
 
     def events(self, name: str) -> list[EventRecord]:
         """Events of that name, in order."""
@@ -46,6 +58,11 @@ class FinishedRun:
         return str(self.environment.get("packages", {}).get("torch") or "")
 
 
+def says(*words: str) -> Callable[[FinishedRun], Iterable[str]]:
+    """A detector of lines that hold any of *words*, which must be the failure's own."""
+    return lambda run: run.lines_with(*words)
+
+
 def read_run(run_dir: Path) -> FinishedRun:
     """Read a run folder; what is missing is left empty, a crash may have come before it.
 
@@ -53,19 +70,17 @@ def read_run(run_dir: Path) -> FinishedRun:
         UsageError: there is no run in that folder.
         DataError: its records are none.
     """
-    files = [run_dir / name for name in (RECORDS, STACKS, ENVIRONMENT)]
-    if not run_dir.is_dir() or not any(path.exists() for path in files):
+    records, stacks, environment = (run_dir / name for name in (RECORDS, STACKS, ENVIRONMENT))
+    if not any(path.is_file() for path in (records, stacks, environment)):
         raise UsageError(
             f"{run_dir} is no run folder: it has none of {RECORDS}, {STACKS}, {ENVIRONMENT}",
             hint="name the folder that dflash train --run-dir was given",
         )
-    records, stacks, environment = files
-    crashes = sorted(run_dir.glob("dflash-crash-*.txt"))
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in (stacks, *crashes)
-             if path.exists()]  # fmt: skip
-    read = tuple(read_records(records)) if records.exists() else ()
-    texts += [_words(record) for record in read if isinstance(record, EventRecord)]
-    return FinishedRun(records=read, text="\n".join(texts), environment=_environment(environment))
+    read = _last_attempt(tuple(read_records(records)) if records.exists() else ())
+    texts = [stacks, *sorted(run_dir.glob("dflash-crash-*.txt"))]
+    told = [path.read_text(encoding="utf-8", errors="replace") for path in texts if path.exists()]
+    told += [_words(record) for record in read if isinstance(record, EventRecord)]
+    return FinishedRun(records=read, text="\n".join(told), environment=_environment(environment))
 
 
 def as_finished(launches: Iterable[Launch]) -> FinishedRun:
@@ -78,32 +93,13 @@ def as_finished(launches: Iterable[Launch]) -> FinishedRun:
     return FinishedRun(text="\n".join(parts))
 
 
-def diagnose_run(run_dir: Path) -> RunDiagnosis:
-    """Name what a run suffered from, by the slugs of failure modes.
-
-    Raises:
-        UsageError: there is no run in that folder.
-        DataError: its records are none.
-    """
-    from dflash.diagnose.examine import remedy_name
-    from dflash.failures import all_modes, page_of
-
-    run = read_run(run_dir)
-    suffered = []
-    for mode in all_modes():
-        lines = list(mode.detect(run))[:MAX_EVIDENCE] if mode.detect else []
-        if lines:
-            title, remedy = page_of(mode).title, remedy_name(mode)
-            suffered.append(Suffered(slug=mode.slug, title=title, evidence=lines, remedy=remedy))
-    return RunDiagnosis(run_dir=str(run_dir), suffered=suffered, notes=list(_notes(run)))
-
-
-def _notes(run: FinishedRun) -> Iterator[str]:
-    """What is no failure mode of ours, and yet says how the run ended."""
-    for event in run.events("died"):
-        yield f"it ended with {event.detail.get('error', 'an error')}"
-    if not run.records:
-        yield "it has no records: it ended before its first"
+def _last_attempt(records: tuple[AnyRecord, ...]) -> tuple[AnyRecord, ...]:
+    """Without the deaths of attempts after which the run was resumed."""
+    names = [record.name if isinstance(record, EventRecord) else "" for record in records]
+    resumed = max((place for place, name in enumerate(names) if name == "resumed"), default=0)
+    return tuple(
+        record for place, record in enumerate(records) if place >= resumed or names[place] != "died"
+    )
 
 
 def _words(event: EventRecord) -> str:

@@ -28,8 +28,9 @@ Sources
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -38,6 +39,9 @@ from dflash.diagnose.timeline import mark
 from dflash.execution import ModeChoice, make_ready
 from dflash.failures._mode import FailureMode
 from dflash.failures._workers import CompiledCalls, SmallStep, run_workers
+
+if TYPE_CHECKING:
+    from dflash.diagnose.finished import FinishedRun
 
 NUM_WORKERS = 16
 COMPILED = ModeChoice("compiled", "the mode whose first call is dangerous")
@@ -70,6 +74,12 @@ def _compile_and_call(step: SmallStep) -> Tensor:
     return loss
 
 
+def _detect(run: "FinishedRun") -> Iterable[str]:
+    yield from run.lines_with("from partially initialized module 'torch", "_DeadlockError")
+    if "torch/_dynamo/convert_frame.py" in run.text:
+        yield from run.lines_with("Fatal Python error: Segmentation fault")
+
+
 MODE = FailureMode(
     slug="first-compile-crash",
     measures="workers, of 16, whose first step ran eagerly though it was compiled",
@@ -81,4 +91,5 @@ MODE = FailureMode(
     chance=True,
     deaths=frozenset({"signal", "hang", "exception"}),
     affected={"2.11": True, "2.13": True, "2.14": True},
+    detect=_detect,
 )

@@ -115,4 +115,5 @@ MODE = FailureMode(
     remedy=make_ready,
     child=True,
     affected={"2.11": True, "2.12": True, "2.13": True, "2.14": False},
+    detect=lambda run: run.lines_with("Detected that you are using FX"),
 )

@@ -65,4 +65,5 @@ MODE = FailureMode(
     remedy=compile_regions,
     child=True,
     affected={"2.11": False, "2.12": True, "2.13": True, "2.14": True},
+    detect=lambda run: run.lines_with("FailOnRecompileLimitHit"),
 )

@@ -33,6 +33,9 @@ class Watch:
     def __enter__(self) -> Self:
         if self._stacks_file is not None:
             self._out = self._open.enter_context(self._stacks_file.open("w"))
+            if not faulthandler.is_enabled():  # else whoever enabled it chose its place
+                faulthandler.enable(file=self._out)  # a crash leaves its stacks there
+                self._open.callback(faulthandler.disable)
         return self
 
     def __exit__(

@@ -1,14 +1,34 @@
 """The events that a run puts into its records."""
 
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from dflash.errors import DflashError
 from dflash.execution import process_seal
 from dflash.pipeline.waiting import Waits
 from dflash.records import EventRecord
 from dflash.train.readiness import WarmRun
 
+MAX_TRACEBACK_CHARS = 20_000
+
 
 def event(step: int, name: str, **detail: object) -> EventRecord:
     """Something that happened after *step*."""
     return EventRecord(step=step, name=name, detail=detail)
+
+
+@contextmanager
+def last_words(reached: Callable[[], int], emit: Callable[[EventRecord], None]) -> Iterator[None]:
+    """Record what ends a run, whole, so that ``dflash diagnose run`` can read it."""
+    try:
+        yield
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))[-MAX_TRACEBACK_CHARS:]
+        told = {"error": f"{type(error).__name__}: {error}", "traceback": text}
+        with suppress(DflashError):  # a full disk may be what ends it
+            emit(event(reached(), "died", **told))
+        raise
 
 
 def entered(step: int, warm: WarmRun) -> EventRecord:

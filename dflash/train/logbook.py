@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dflash.execution import capture_watch
+from dflash.execution.compiling import num_compiled
 from dflash.pipeline.slots import BatchFacts
 from dflash.pipeline.waiting import Waits
 from dflash.records import EventRecord, StepRecord
@@ -52,6 +54,8 @@ class _Mark:
     time_s: float
     tokens: int
     waits: Waits
+    compiled: int
+    captured: int
 
 
 @dataclass(slots=True)
@@ -122,6 +126,8 @@ class Logbook:
             "wait_target_s": _per_step("target_for_slot_s", before, now),
             "wait_drafter_s": _per_step("drafter_for_features_s", before, now),
             "wait_data_s": _per_step("target_for_data_s", before, now),
+            "recompiles": now.compiled - before.compiled,
+            "captures": now.captured - before.captured,
             **device_memory(),
             "rss_gib": resident_gib(),
         }
@@ -161,7 +167,8 @@ class Logbook:
         self._emit(StepRecord.model_validate({**asdict(found), **pending.facts}))
 
     def _read(self, step: int, waits: Waits) -> _Mark:
-        return _Mark(step, time.perf_counter(), self.counters.tokens, waits)
+        made = {"compiled": num_compiled(), "captured": capture_watch().total}
+        return _Mark(step, time.perf_counter(), self.counters.tokens, waits, **made)
 
 
 def _per_step(name: str, before: _Mark, now: _Mark) -> float:

@@ -20,7 +20,7 @@ from dflash.train.build import Built, build
 from dflash.train.checkpoint import Keeper
 from dflash.train.devices import settle_devices
 from dflash.train.evaluation import EvalSettings
-from dflash.train.events import entered, event, waits_detail
+from dflash.train.events import entered, event, last_words, waits_detail
 from dflash.train.fit import advised
 from dflash.train.folder import (
     DATA,
@@ -148,7 +148,8 @@ class _Run:
                 restore(self.resumed, self.built.steps, boundary)
             if self.first_step >= self.last_step:
                 return self._outcome(boundary, None, tau_before=None, warm_up_s=0.0)
-            return self._train(boundary, emit)
+            with last_words(lambda: boundary.reached, emit):
+                return self._train(boundary, emit)
 
     def _train(self, boundary: Boundary, emit: Emit) -> Outcome:
         if self.resumed:

@@ -96,5 +96,6 @@ MODE = FailureMode(
     device="gpu",
     part_on_cpu=part_on_cpu,
     child=True,
+    detect=lambda run: run.lines_with("in get_obj", "get_obj in torch/_inductor/cudagraph_trees"),
     affected={"2.11": True, "2.12": True, "2.13": False, "2.14": False},
 )

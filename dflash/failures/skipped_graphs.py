@@ -24,6 +24,9 @@ Sources
     pytorch#140395; torch/_inductor/output_code.py (``post_compile``), cudagraph_utils.py.
 """
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +34,9 @@ from dflash.execution import CaptureError, Region, Runner, TrainingStep
 from dflash.execution.compiling import compile_regions, num_skipped
 from dflash.execution.trees import Trees
 from dflash.failures._mode import FailureMode
+
+if TYPE_CHECKING:
+    from dflash.diagnose.finished import FinishedRun
 
 WIDTH = 64
 
@@ -95,6 +101,14 @@ class _Product(TrainingStep):
         return [Region(self, "product")]
 
 
+def _detect(run: "FinishedRun") -> Iterable[str]:
+    yield from run.lines_with("captured nothing on", "skipping cudagraphs due to")
+    for event in run.events("entered"):
+        for drafter, report in enumerate(event.detail["drafters"]):
+            if report.get("num_skipped"):
+                yield f"drafter {drafter}: {report['num_skipped']} graphs skipped at warm-up"
+
+
 MODE = FailureMode(
     slug="skipped-graphs",
     measures="graphs that were to be captured, were not, and of which nobody was told",
@@ -105,4 +119,5 @@ MODE = FailureMode(
     device="gpu",
     part_on_cpu=part_on_cpu,
     child=True,
+    detect=_detect,
 )

@@ -30,6 +30,7 @@ Sources
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -40,7 +41,11 @@ from dflash.execution.compiling import num_compiled
 from dflash.execution.rounds import synchronize
 from dflash.failures._mode import FailureMode
 
+if TYPE_CHECKING:
+    from dflash.diagnose.finished import FinishedRun
+
 TOKEN_BUDGET, WIDTH, NUM_LAYERS, NUM_STEPS, SETTLED = 49_152, 4096, 3, 60, 10
+MUCH = 2.0
 _drawn = random.Random(1)  # one order for all launches, since the order decides how far it goes
 LENGTHS = [_drawn.randint(17_000, TOKEN_BUDGET) for _ in range(NUM_STEPS)]
 
@@ -104,6 +109,16 @@ def _train(step: _Wide, mode: Mode, lengths: Sequence[int], *, faulty: bool) -> 
         yield number
 
 
+def _growing(run: "FinishedRun") -> Iterator[str]:
+    """Devices that went on allocating, and end with twice as much reserved as was ever in use."""
+    for before, now in zip(run.steps[1:], run.steps[2:], strict=False):
+        for device, used in now.allocated_gib.items():
+            new = now.device_allocs.get(device, 0) - before.device_allocs.get(device, 0)
+            if new and now.reserved_gib[device] > MUCH * used:
+                held = f"{now.reserved_gib[device]:.1f} GiB reserved for {used:.1f} GiB"
+                yield f"step {now.step}: {held} on {device}, {new} more device allocations"
+
+
 MODE = FailureMode(
     slug="allocator-churn",
     measures="peak memory reserved over allocated; on a CPU, compiled versions over the one needed",
@@ -116,5 +131,6 @@ MODE = FailureMode(
     child=True,
     deaths=frozenset({"out of memory"}),
     alone=True,
+    detect=_growing,
     time_limit_s=120.0,
 )

@@ -12,7 +12,7 @@ Mechanism
     makes it, and breaks the capture, which ends in 901. In thread_local mode only the capturing
     thread is held to that. torch's own trees use it; make_graphed_callables does not.
 Reproduce
-    A drafter's thread captures a whole training step twenty times beside a target's thread, which
+    A drafter's thread captures a whole training step ten times beside a target's thread, which
     multiplies, allocates, frees, queries events and copies from pinned memory. The fault is
     torch's default. Control: a target that allocates at the very moment a global capture is open.
 Remedy
@@ -41,7 +41,7 @@ from dflash.failures._mode import FailureMode
 from dflash.failures._traffic import MALLOC_BYTES, busy_until, num_dead
 from dflash.failures._workers import SmallStep
 
-NUM_CAPTURES, NUM_LAYERS, WAIT_S = 20, 8, 20.0
+NUM_CAPTURES, NUM_LAYERS, WAIT_S = 10, 8, 20.0
 
 
 def reproduce(*, faulty: bool, seed: int = 0) -> float:
@@ -106,4 +106,7 @@ MODE = FailureMode(
     chance=True,
     control=control,
     alone=True,
+    detect=lambda run: run.lines_with(
+        "not permitted when stream is capturing", "due to a previous error during capture"
+    ),
 )

@@ -27,6 +27,7 @@ Sources
 """
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -37,6 +38,9 @@ from dflash.failures._mode import FailureMode
 from dflash.failures._workers import run_workers
 from dflash.train.adamw import AdamSettings
 from dflash.train.step import TrainStep
+
+if TYPE_CHECKING:
+    from dflash.diagnose.finished import FinishedRun
 
 NUM_DRAFTERS, NUM_ANCHORS, LENGTHS = 4, 16, [100, 28]
 EAGER = ModeChoice("eager", "tiled attention is compiled in every mode")
@@ -75,6 +79,12 @@ def _step(seed: int) -> TrainStep:
     return step
 
 
+def _stacks(run: "FinishedRun") -> list[str]:
+    """Both sides of the deadlock, or nothing: each alone is a compilation that goes on."""
+    sides = [list(run.lines_with(side)) for side in ("create_fw_bw_graph", "compile_fx_backward")]
+    return sides[0][:1] + sides[1][:1] if all(sides) else []
+
+
 MODE = FailureMode(
     slug="compile-deadlock",
     measures="threads that have not come to their end",
@@ -89,4 +99,5 @@ MODE = FailureMode(
     affected={"2.11": True},
     time_limit_s=75.0,
     alone=True,
+    detect=_stacks,
 )

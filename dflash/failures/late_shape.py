@@ -111,5 +111,8 @@ MODE = FailureMode(
     device="gpu",
     part_on_cpu=on_cpu,
     child=True,
+    detect=lambda run: run.lines_with(
+        "would compile again", "graph capture began in thread", "the program was made ready for"
+    ),
     time_limit_s=90.0,
 )

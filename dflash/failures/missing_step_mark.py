@@ -112,5 +112,6 @@ MODE = FailureMode(
     device="gpu",
     part_on_cpu=on_cpu,
     child=True,
+    detect=lambda run: run.lines_with("CUDAGraphs that has been overwritten"),
     time_limit_s=90.0,
 )

@@ -94,5 +94,6 @@ MODE = FailureMode(
     remedy=anchor_scores,
     device="gpu",
     child=True,
+    detect=lambda run: run.lines_with("Offset increment outside graph capture"),
     affected={"2.9": True, "2.10": True, "2.11": True, "2.12": False, "2.13": False, "2.14": False},
 )

@@ -1,0 +1,84 @@
+"""The pages that need a GPU: their logic under CUDA's rules without CUDA, and what detects them.
+
+Whether a real GPU keeps these rules is what ``dflash diagnose`` finds out on one.
+"""
+
+from collections.abc import Callable
+
+import fake_cuda
+import pytest
+import torch
+
+from dflash.diagnose.finished import FinishedRun
+from dflash.failures import allocator_churn, capture_race, compile_deadlock, rng_in_capture
+from dflash.failures._traffic import MALLOC_BYTES
+from dflash.records import StepRecord
+
+GIB = dict.fromkeys(("cuda:0",), 10.0)
+
+
+@pytest.fixture
+def rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda.install(monkeypatch, mallocs_from=MALLOC_BYTES)
+    monkeypatch.setattr(capture_race, "NUM_CAPTURES", 4)
+
+
+@pytest.mark.usefixtures("rules")
+def test_a_capture_in_global_mode_ends_both_threads_and_ours_neither() -> None:
+    assert capture_race.reproduce(faulty=True) == 2
+    assert capture_race.reproduce(faulty=False) == 0
+    assert capture_race.control() == 2
+
+
+@pytest.mark.usefixtures("rules")
+def test_the_generator_refuses_beside_a_capture_and_our_scores_do_not_ask_it() -> None:
+    assert rng_in_capture.reproduce(faulty=True) == rng_in_capture.NUM_BATCHES
+    assert rng_in_capture.reproduce(faulty=False) == 0
+
+
+@pytest.mark.usefixtures("rules")
+def test_an_error_that_is_none_of_cuda_s_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug of the page's own")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", broken)
+    with pytest.raises(Exception, match="a bug of the page's own"):
+        capture_race.reproduce(faulty=False)
+
+
+def test_the_fixed_shape_is_no_shorter_than_any_batch_and_the_longest_does_not_come_first() -> None:
+    lengths = allocator_churn.LENGTHS
+    assert max(lengths) <= allocator_churn.TOKEN_BUDGET
+    records = [n for n in range(len(lengths)) if lengths[n] == max(lengths[: n + 1])]
+    assert records[-1] > allocator_churn.SETTLED, "what comes late must be longer than all before"
+
+
+def run_of(reserved: Callable[[int], float], allocations: Callable[[int], int]) -> FinishedRun:
+    steps = [
+        StepRecord(
+            step=10 * n, loss=1.0, lr=1e-3, grad_norm=1.0, allocated_gib=GIB,
+            reserved_gib={"cuda:0": reserved(n)}, device_allocs={"cuda:0": allocations(n)},
+        )
+        for n in range(1, 7)
+    ]  # fmt: skip
+    return FinishedRun(records=tuple(steps))
+
+
+def test_churn_is_seen_where_allocations_go_on_and_much_is_reserved() -> None:
+    assert list(allocator_churn.MODE.detect(run_of(lambda _: 11.0, lambda _: 40))) == []  # type: ignore[misc]
+    assert list(allocator_churn.MODE.detect(run_of(lambda _: 50.0, lambda _: 40))) == []  # type: ignore[misc]
+    assert list(allocator_churn.MODE.detect(run_of(lambda _: 11.0, lambda n: 40 + n))) == []  # type: ignore[misc]
+    found = list(allocator_churn.MODE.detect(run_of(lambda n: 10.0 * n, lambda n: 40 + n)))  # type: ignore[misc]
+    assert found[0] == (
+        "step 30: 30.0 GiB reserved for 10.0 GiB on cuda:0, 1 more device allocations"
+    )
+
+
+def test_a_deadlock_needs_both_sides() -> None:
+    detect = compile_deadlock.MODE.detect
+    assert detect is not None
+    tracing = 'File "flex_attention.py", line 1 in create_fw_bw_graph'
+    backward = 'File "compile_fx.py", line 2 in compile_fx_backward'
+    assert list(detect(FinishedRun(text=tracing))) == []
+    assert list(detect(FinishedRun(text=backward))) == []
+    assert list(detect(FinishedRun(text=f"{backward}\n{tracing}"))) == [tracing, backward]

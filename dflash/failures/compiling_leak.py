@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dflash.diagnose.timeline import mark
 from dflash.execution.compiling import first_compile
 from dflash.failures._mode import FailureMode
 from dflash.failures._workers import run_workers
@@ -47,6 +48,7 @@ def reproduce(*, faulty: bool, seed: int = 0) -> float:
     weights: list[Tensor] = []
 
     def slow_backend(graph: Callable[..., Any], _examples: list[Tensor]) -> Callable[..., Any]:
+        mark("compile", what="x * 2, for as long as the neighbour trains")
         compiling.set()
         trained.wait()
         return graph

@@ -117,6 +117,7 @@ MODE = FailureMode(
     device="gpu",
     part_on_cpu=part_on_cpu,
     child=True,
+    time_limit_s=180.0,
     chance=True,
     deaths=frozenset({"cuda error"}),
     affected={"2.11": True, "2.12": True, "2.13": True, "2.14": True},

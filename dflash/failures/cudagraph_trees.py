@@ -33,6 +33,7 @@ from functools import partial
 
 import torch
 
+from dflash.diagnose.timeline import mark
 from dflash.execution import Mode, Runner, behaviour_of
 from dflash.failures._mode import FailureMode
 from dflash.failures._trees import stand_in_graph
@@ -75,11 +76,13 @@ def num_asserted(bodies: Sequence[Callable[[], object]], *, enter: Sequence[Body
     dead: list[str] = []
 
     def guarded(body: Callable[[], object]) -> None:
+        mark("capture", when="on first use, where the worker has nothing to replay")
         try:
             body()
         except AssertionError as error:
             if str(error):
                 raise
+            mark("fail", error="AssertionError")
             dead.append(threading.current_thread().name)
 
     run_workers([partial(guarded, body) for body in bodies], enter=enter)
@@ -96,6 +99,7 @@ MODE = FailureMode(
     device="gpu",
     part_on_cpu=part_on_cpu,
     child=True,
+    time_limit_s=180.0,
     detect=lambda run: run.lines_with("in get_obj", "get_obj in torch/_inductor/cudagraph_trees"),
     affected={"2.11": True, "2.12": True, "2.13": False, "2.14": False},
 )

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 from torch.fx._symbolic_trace import is_fx_tracing
 
+from dflash.diagnose.timeline import mark
 from dflash.drafter.attention import attend
 from dflash.execution import ModeChoice, Runner, make_ready
 from dflash.failures._mode import FailureMode
@@ -63,6 +64,7 @@ def reproduce(*, faulty: bool, seed: int = 0) -> float:
             failed.append(_fails(first))
 
     def begin() -> None:
+        mark("compile", what="the neighbour's first step, if it was not warmed up")
         try:
             second("normal")
         finally:
@@ -75,6 +77,7 @@ def reproduce(*, faulty: bool, seed: int = 0) -> float:
         attend(q_bHQd, q_bHQd, q_bHQd, mask=None, attention="flex")
 
     run_workers([repeat, begin, attend_eagerly])
+    mark("fail" if any(failed) else "note", failed_calls=sum(failed), calls=len(failed))
     failed += [_fails(first) for _ in range(NUM_CALLS)]
     return float(sum(failed))
 

@@ -119,5 +119,6 @@ MODE = FailureMode(
     device="gpu",
     part_on_cpu=part_on_cpu,
     child=True,
+    time_limit_s=180.0,
     detect=_detect,
 )

@@ -37,6 +37,34 @@ def types(session: nox.Session) -> None:
 
 
 @nox.session
+def failures(session: nox.Session) -> None:
+    """Reproduce every failure mode that this machine can, on the torch of constraints.txt."""
+    session.install(*PINS, "-e", EXTRAS, *TEST_TOOLS)
+    _verdicts(session)
+
+
+@nox.session(name="failures-2.11")
+def failures_2_11(session: nox.Session) -> None:
+    """The same on torch 2.11."""
+    session.install("torch==2.11.*", "-e", EXTRAS, *TEST_TOOLS)
+    _verdicts(session)
+
+
+@nox.session(name="failures-2.12")
+def failures_2_12(session: nox.Session) -> None:
+    """The same on torch 2.12."""
+    session.install("torch==2.12.*", "-e", EXTRAS, *TEST_TOOLS)
+    _verdicts(session)
+
+
+@nox.session(name="failures-2.14")
+def failures_2_14(session: nox.Session) -> None:
+    """The same on torch 2.14."""
+    session.install("torch==2.14.*", "-e", EXTRAS, *TEST_TOOLS)
+    _verdicts(session)
+
+
+@nox.session
 def quickstart(session: nox.Session) -> None:
     """Train a drafter for the shipped target on a CPU; prints tau before and after."""
     session.install(*PINS, "-e", ".")
@@ -83,6 +111,16 @@ def docs(session: nox.Session) -> None:
     """Build the documentation; a broken link is an error."""
     session.install("mkdocs-material==9.*")
     session.run("mkdocs", "build", "--strict")
+
+
+def _verdicts(session: nox.Session) -> None:
+    """Hold every page to what it says, then keep this machine's verdicts, also for the docs."""
+    session.run("pytest", "tests/failures", "tests/diagnose")
+    out = Path("runs") / f"{session.name}.json"
+    out.parent.mkdir(exist_ok=True)
+    files = ("--json", str(out), "--html", str(out.with_suffix(".html")))
+    session.run("dflash", "diagnose", "all", "--level", "quick", "--fail-on", "never", *files)
+    session.run("python", "mkdocs_hooks.py", str(out))
 
 
 def _smollm2_model(session: nox.Session) -> str:

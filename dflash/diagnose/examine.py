@@ -95,7 +95,7 @@ def _width(mode: FailureMode, machine: Machine, *, part: Part) -> int:
     """Launches beside each other; those on a GPU share it with nobody."""
     if mode.alone or (part == "whole" and mode.device != "cpu"):
         return 1
-    return max(1, min(machine.num_cores // 2, MAX_WIDTH))
+    return min(machine.num_cores, max(2, machine.num_cores // 2), MAX_WIDTH)
 
 
 def _finding(

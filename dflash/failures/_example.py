@@ -1,5 +1,7 @@
 """A small drafter and packed batches, for pages that run a whole step in a moment."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -33,10 +35,11 @@ def small_loss(
     device: torch.device = CPU,
     dtype: torch.dtype = torch.float32,
     attention: Attention = "split",
+    num_layers: int = SHAPE.num_layers,
 ) -> BlockLoss:
     """Return the production step's loss of a random drafter under a random frozen target."""
     random = torch.Generator().manual_seed(seed)
-    drafter = Drafter(SHAPE).to(device)
+    drafter = Drafter(replace(SHAPE, num_layers=num_layers)).to(device)
     drafter.initialise(seed)
     size = (SHAPE.vocab_size, SHAPE.hidden_size)
     embedding_VD, head_VD = (

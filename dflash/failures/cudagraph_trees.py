@@ -34,7 +34,8 @@ from functools import partial
 import torch
 
 from dflash.diagnose.timeline import mark
-from dflash.execution import Mode, Runner, behaviour_of
+from dflash.diagnose.user_program import MakeStep, UserProgram
+from dflash.execution import Mode, Program, Runner, behaviour_of
 from dflash.failures._mode import FailureMode
 from dflash.failures._trees import stand_in_graph
 from dflash.failures._workers import Body, SmallStep, run_workers
@@ -45,6 +46,16 @@ NUM_WORKERS, NUM_STEPS = 3, 3
 def reproduce(*, faulty: bool, seed: int = 0) -> float:
     """Return how many of three workers died of the assertion, on one GPU."""
     steps = [SmallStep(seed=seed, device="cuda", backend="inductor") for _ in range(NUM_WORKERS)]
+    return num_dead(steps, faulty=faulty)
+
+
+def reproduce_step(make_step: MakeStep, *, faulty: bool, seed: int = 0) -> float:  # noqa: ARG001
+    """The same where each worker has a user's step of its own."""
+    return num_dead([UserProgram(make_step) for _ in range(NUM_WORKERS)], faulty=faulty)
+
+
+def num_dead(steps: Sequence[Program], *, faulty: bool) -> float:
+    """Let each worker run a program of its own, captured beforehand or on first use."""
     mode: Mode = "reduce-overhead" if faulty else "graphed"  # the fault: captured on first use
     runners = [Runner(step, mode, unsafe=True) for step in steps]
     for runner in runners:
@@ -52,9 +63,8 @@ def reproduce(*, faulty: bool, seed: int = 0) -> float:
 
     def work(runner: Runner) -> None:
         with torch.cuda.stream(runner.stream):
-            for _ in range(NUM_STEPS):
-                runner("normal")
-                runner("update")
+            for part in NUM_STEPS * list(runner.program.rounds[0]):
+                runner(part)
             torch.cuda.current_stream().synchronize()
 
     bodies = [partial(work, runner) for runner in runners]
@@ -95,6 +105,7 @@ MODE = FailureMode(
     unit="workers",
     limit=0.0,
     reproduce=reproduce,
+    reproduce_step=reproduce_step,
     remedy=Runner,
     device="gpu",
     part_on_cpu=part_on_cpu,

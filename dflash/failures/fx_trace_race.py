@@ -38,8 +38,9 @@ from torch import Tensor
 from torch.fx._symbolic_trace import is_fx_tracing
 
 from dflash.diagnose.timeline import mark
+from dflash.diagnose.user_program import MakeStep, UserProgram
 from dflash.drafter.attention import attend
-from dflash.execution import ModeChoice, Runner, make_ready
+from dflash.execution import ModeChoice, Program, Runner, make_ready
 from dflash.failures._mode import FailureMode
 from dflash.failures._workers import SmallStep, run_workers
 
@@ -50,10 +51,21 @@ COMPILED = ModeChoice("compiled", "the mode whose calls fail")
 
 def reproduce(*, faulty: bool, seed: int = 0) -> float:
     """Return how many calls of a warm step failed while a neighbour made its first and after."""
+    return failed_calls(SmallStep(seed=seed), faulty=faulty, seed=seed)
+
+
+def reproduce_step(make_step: MakeStep, *, faulty: bool, seed: int = 0) -> float:
+    """The same where the warm step is a user's."""
+    return failed_calls(UserProgram(make_step), faulty=faulty, seed=seed)
+
+
+def failed_calls(warm: Program, *, faulty: bool, seed: int) -> float:
+    """Warm one program or both up, and call *warm* while its neighbour makes its first step."""
     tracing, done = threading.Event(), threading.Event()
-    slow = _slow_to_trace(tracing)
-    warm, neighbour = SmallStep(seed=seed), SmallStep(seed=seed, before=slow)
-    programs = [warm] if faulty else [warm, neighbour]  # the fault: one is left for its worker
+    neighbour = SmallStep(seed=seed, before=_slow_to_trace(tracing))
+    programs: list[Program] = (
+        [warm] if faulty else [warm, neighbour]
+    )  # the fault: one is left for its worker
     runners = make_ready(programs, COMPILED, streams=[None] * len(programs)).runners
     first = runners[0]
     second = runners[-1] if not faulty else Runner(neighbour, "compiled")
@@ -115,6 +127,7 @@ MODE = FailureMode(
     unit="calls",
     limit=0.0,
     reproduce=reproduce,
+    reproduce_step=reproduce_step,
     remedy=make_ready,
     child=True,
     affected={"2.11": True, "2.12": True, "2.13": True, "2.14": False},

@@ -63,9 +63,8 @@ def failed_calls(warm: Program, *, faulty: bool, seed: int) -> float:
     """Warm one program or both up, and call *warm* while its neighbour makes its first step."""
     tracing, done = threading.Event(), threading.Event()
     neighbour = SmallStep(seed=seed, before=_slow_to_trace(tracing))
-    programs: list[Program] = (
-        [warm] if faulty else [warm, neighbour]
-    )  # the fault: one is left for its worker
+    # The fault: one is left for its worker.
+    programs: list[Program] = [warm] if faulty else [warm, neighbour]
     runners = make_ready(programs, COMPILED, streams=[None] * len(programs)).runners
     first = runners[0]
     second = runners[-1] if not faulty else Runner(neighbour, "compiled")

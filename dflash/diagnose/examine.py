@@ -125,7 +125,6 @@ def _finding(
         remedy=remedy_name(mode),
         severity=severity(judgement, expected),
         launches=_kept(mode, launches),
-        endangers=sorted(mode.endangers),
         **judgement._asdict(),
     )
 

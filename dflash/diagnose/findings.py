@@ -87,7 +87,6 @@ class Finding(_Facts):
     severity: Severity = "none"
     wall_s: float = 0.0
     launches: list[Launch] = []
-    endangers: list[str] = Field(default=[], description="execution modes that can meet it")
 
 
 class ModeAdvice(_Facts):

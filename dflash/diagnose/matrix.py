@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import get_args
 
-from dflash.diagnose.findings import Advice, Finding, ModeAdvice, Verdict
+from dflash.diagnose.findings import Advice, Finding, ModeAdvice
 from dflash.diagnose.machine import Machine
 from dflash.errors import ConfigError
 from dflash.execution import CAPTURING, Mode, choose_mode, is_known
@@ -54,37 +54,28 @@ def _judged(
     try:
         choose_mode(mode, drafters, torch_version=machine.torch)
     except ConfigError as error:
-        impossible = "cpu" in drafters
-        return ModeAdvice(mode=mode, safe="cannot run" if impossible else "no", why=error.what)
-    near = [finding for finding in findings if mode in finding.endangers]
-    seen = _slugs(near, "reproduced")
-    if seen:
-        return ModeAdvice(mode=mode, safe="no", why=f"reproduced here: {seen}")
-    doubt = _doubt(mode, machine, near=near, findings=findings)
+        seen = [
+            one.slug for one in findings if one.slug in error.what if one.verdict == "reproduced"
+        ]
+        why = f"{error.what}{'; reproduced here' if seen else ''}"
+        return ModeAdvice(mode=mode, safe="cannot run" if "cpu" in drafters else "no", why=why)
+    doubt = _doubt(machine, findings) if mode in CAPTURING else ""
     if doubt:
         return ModeAdvice(mode=mode, safe="not known", why=doubt)
-    clean = _slugs(near, "not reproduced")
-    why = f"not reproduced here: {clean}" if clean else "no failure mode is known to endanger it"
-    return ModeAdvice(mode=mode, safe="yes", why=why)
+    return ModeAdvice(
+        mode=mode, safe="yes", why=f"nothing known of torch {machine.torch} forbids it"
+    )
 
 
-def _doubt(
-    mode: Mode, machine: Machine, *, near: Sequence[Finding], findings: Sequence[Finding]
-) -> str:
-    """What keeps *mode* from being called safe although nothing was seen, or ""."""
-    if mode in CAPTURING:
-        on_gpu = [finding for finding in findings if finding.device != "cpu"]
-        failed = [finding.slug for finding in on_gpu if finding.remedy_verified == "no"]
-        if failed:
-            return f"the remedy failed here: {', '.join(failed)}"
-        if not is_known(machine.torch):
-            return f"torch {machine.torch} was never tried"
-    open_ = _slugs(near, "inconclusive")
-    return f"inconclusive here: {open_}" if open_ else ""
-
-
-def _slugs(findings: Sequence[Finding], verdict: Verdict) -> str:
-    return ", ".join(finding.slug for finding in findings if finding.verdict == verdict)
+def _doubt(machine: Machine, findings: Sequence[Finding]) -> str:
+    """What keeps a mode that captures from being called safe although no rule forbids it, or ""."""
+    on_gpu = [finding for finding in findings if finding.device != "cpu"]
+    failed = [finding.slug for finding in on_gpu if finding.remedy_verified == "no"]
+    if failed:
+        return f"the remedy failed here: {', '.join(failed)}"
+    if not is_known(machine.torch):
+        return f"torch {machine.torch} was never tried"
+    return ""
 
 
 def _config(targets: Sequence[str], drafters: Sequence[str], *, mode: str) -> str:

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 
 HEADINGS = ("Symptom", "Mechanism", "Reproduce", "Remedy", "Verify", "Versions", "Sources")
 
-ExecutionMode = Literal["eager", "compiled", "reduce-overhead", "warmed", "graphed"]
 Device = Literal["cpu", "gpu", "two gpus"]
 Death = Literal["signal", "hang", "cuda error", "out of memory", "exception"]
 """How a child can end other than by returning its number: a signal that nobody sent (SIGSEGV,
@@ -42,7 +41,6 @@ class FailureMode:
         affected: torch's minor version, "2.11", to whether it has the failure. A version that is
             not listed is not known. Empty: the failure is in the program, not in torch.
         alone: launches never run beside others, since that would change the number.
-        endangers: the execution modes in which training on an affected torch can meet it.
         reproduce_step: ``(make_step, *, faulty: bool, seed: int = 0) -> float``: the same with a
             user's step; ``make_step(device)`` returns a callable and a tuple of its inputs.
         detect: the lines of a finished run that show that it suffered from this; none where it did
@@ -67,6 +65,5 @@ class FailureMode:
     time_limit_s: float = 60.0
     control: Callable[..., float] | None = None
     alone: bool = False
-    endangers: frozenset[ExecutionMode] = frozenset()
     reproduce_step: Callable[..., float] | None = None
     detect: Callable[["FinishedRun"], Iterable[str]] | None = None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import tomllib
+from typing import Any
 
 import fake_modes
 import pytest
@@ -19,16 +20,15 @@ def machine(num_gpus: int, torch: str = NEW) -> Machine:
     return Machine(torch, num_gpus, 4, environment(with_torch=False))
 
 
-def finding(verdict: Verdict, *modes: str, **more: str) -> Finding:
+def finding(verdict: Verdict, **more: Any) -> Finding:  # noqa: ANN401 - its other fields
     return Finding(
-        slug="some-failure",
+        slug="cudagraph-trees",
         title="",
         device="gpu",
         verdict=verdict,
         why="",
         expected="not known",
         expected_why="",
-        endangers=list(modes),
         **more,
     )
 
@@ -45,10 +45,18 @@ def test_what_training_refuses_is_not_called_safe() -> None:
     assert safety(OLD)["graphed"] == "yes"
 
 
-def test_what_was_reproduced_here_is_not_safe() -> None:
-    found = safety(NEW, finding("reproduced", "warmed"))
-    assert (found["warmed"], found["graphed"]) == ("no", "yes")
-    assert safety(NEW, finding("inconclusive", "warmed"))["warmed"] == "not known"
+def test_what_is_refused_and_was_reproduced_is_said_to_have_been() -> None:
+    advice = advise([finding("reproduced")], machine(4, OLD), num_targets=1, num_drafters=2)
+    (lazy,) = [each for each in advice.modes if each.mode == "reduce-overhead"]
+    assert lazy.why.endswith("; reproduced here")
+    quiet = advise([finding("inconclusive")], machine(4, OLD), num_targets=1, num_drafters=2)
+    assert not any("reproduced here" in each.why for each in quiet.modes)
+
+
+def test_where_a_remedy_failed_no_capture_is_known_to_be_safe() -> None:
+    found = safety(NEW, finding("reproduced", remedy_verified="no"))
+    assert found["graphed"] == found["warmed"] == "not known"
+    assert found["compiled"] == "yes"
 
 
 def test_captures_of_an_untried_torch_are_not_known() -> None:
@@ -63,7 +71,6 @@ def test_the_best_safe_mode_is_chosen() -> None:
 
     assert choice() == "graphed"
     assert choice(torch="9.9.0") == "compiled"
-    assert choice(finding("reproduced", "graphed", "compiled")) == "eager"
     assert choice(finding("reproduced", remedy_verified="no")) == "compiled"
 
 

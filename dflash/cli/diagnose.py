@@ -146,8 +146,8 @@ def _list(
         print_json([dict(zip(names, row, strict=True)) for row in rows])
         return
     shown = [(slug, runs, expected) for slug, _, runs, expected, _ in rows]
-    print_table(("failure mode", "runs here", f"expected of torch {machine.torch}"), shown)
-    talk("dflash explain SLUG says more; dflash diagnose SLUG or all reproduces")
+    print_table(("failure mode", "runs here", "expected"), shown)
+    talk(f"expected: what is known of torch {machine.torch}; dflash explain SLUG says more")
 
 
 def _print_schema() -> None:

@@ -50,7 +50,7 @@ def examine(
     fit, begun_s = applies(mode, machine), time.monotonic()
     expected = expectation(mode, machine.torch)
     if plan.step and fit.part == "cpu":
-        fit = Applies(None, "with a step of yours it needs a CUDA GPU, this machine has none")
+        fit = Applies(None, "with a step of yours it needs a CUDA GPU, here is none")
     if fit.part is None:
         nothing = Judgement(
             "not applicable", fit.not_run, None, None, None, "not run", "nothing was run"

@@ -27,7 +27,7 @@ def expectation(mode: FailureMode, torch_version: str) -> Expectation:
         return Expectation("not known", f"torch {torch_version} is no released version")
     if minor not in mode.affected:
         known = ", ".join(sorted(mode.affected, key=_numbers))
-        return Expectation("not known", f"torch {minor} was never tried; {known} were")
+        return Expectation("not known", f"nobody tried torch {minor}; the page knows of {known}")
     if mode.affected[minor]:
         return Expectation("reproduced", f"torch {minor} has this failure")
     return Expectation("not reproduced", f"torch {minor} does not have this failure")

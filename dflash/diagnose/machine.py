@@ -77,7 +77,7 @@ def applies(mode: FailureMode, machine: Machine) -> Applies:
     if machine.num_gpus >= needed:
         return Applies("whole", "")
     wanted = "a CUDA GPU" if needed == 1 else f"{needed} CUDA GPUs"
-    if mode.part_on_cpu is None:
-        return Applies(None, f"needs {wanted}, this machine has {machine.num_gpus or 'none'}")
     has = machine.num_gpus or "none"
+    if mode.part_on_cpu is None:
+        return Applies(None, f"needs {wanted}, here is {has}")
     return Applies("cpu", f"only its part on the CPU: the rest needs {wanted}, here is {has}")

@@ -185,7 +185,9 @@ def test_the_list_says_what_runs_here_and_launches_nothing(capsys: Capture) -> N
     listed = json.loads(capsys.readouterr().out)
     assert [each["slug"] for each in listed] == [mode.slug for mode in all_modes()]
     assert main(["diagnose"]) == 0
-    assert "future-leak" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "future-leak" in shown
+    assert max(map(len, shown.splitlines())) <= 78
 
 
 def test_a_page_is_explained(capsys: Capture) -> None:

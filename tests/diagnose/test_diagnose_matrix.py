@@ -109,7 +109,7 @@ def test_a_machine_without_gpus_runs_the_part_for_the_cpu_and_says_what_it_leave
     assert "the rest needs a CUDA GPU" in applies(part, machine(0)).not_run
     assert applies(part, machine(1)).part == "whole"
     two = dataclasses.replace(mode, device="two gpus")
-    assert "needs 2 CUDA GPUs, this machine has 1" in applies(two, machine(1)).not_run
+    assert "needs 2 CUDA GPUs, here is 1" in applies(two, machine(1)).not_run
 
 
 def test_what_cannot_run_here_is_not_applicable_and_launches_nothing() -> None:

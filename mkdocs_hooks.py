@@ -83,8 +83,13 @@ def mode_facts(tree: ast.Module) -> dict[str, str]:
         c for c in calls if isinstance(c, ast.Call) and "FailureMode" in ast.unparse(c.func)
     )
     names = ("measures", "unit", "limit", "device", "deaths", "remedy", "affected")
-    found = {word.arg: ast.unparse(word.value) for word in mode.keywords if word.arg in names}
-    return {name: f"`{found[name]}`" for name in names if name in found}
+    found = {word.arg: _plain(word.value) for word in mode.keywords if word.arg in names}
+    return {name: found[name] for name in names if name in found}
+
+
+def _plain(value: ast.expr) -> str:
+    """A constant as text, anything else as code."""
+    return str(value.value) if isinstance(value, ast.Constant) else f"`{ast.unparse(value)}`"
 
 
 def program(path: Path) -> str:

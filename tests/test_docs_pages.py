@@ -1,0 +1,93 @@
+"""The documentation of failure modes is made of their files and of stored verdicts."""
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mkdocs_hooks
+from dflash.diagnose.expected import minor_version
+from dflash.failures import all_modes
+from mkdocs_hooks import VERDICTS, cell, index, mode_facts, on_config, page, slug_of, sources
+
+STORED = sorted(VERDICTS.glob("*.json"))
+
+
+def test_every_failure_mode_has_a_page_with_its_program() -> None:
+    assert [slug_of(path) for path in sources()] == [mode.slug for mode in all_modes()]
+    for path in sources():
+        text = page(path)
+        assert text.startswith(f"# {slug_of(path)}\n")
+        assert "## Symptom" in text
+        assert "def reproduce(*, faulty: bool" in text
+        assert "| measures |" in text
+
+
+def test_the_pages_are_in_the_navigation() -> None:
+    config = on_config({"nav": [{"Home": "index.md"}, {"Failure modes": "failures/index.md"}]})
+    listed = config["nav"][1]["Failure modes"]
+    assert listed[0] == {"All of them": "failures/index.md"}
+    assert {"future-leak": "failures/future-leak.md"} in listed
+
+
+def test_the_figures_are_those_of_the_mode() -> None:
+    (path,) = [path for path in sources() if slug_of(path) == "future-leak"]
+    facts = mode_facts(ast.parse(path.read_text(encoding="utf-8")))
+    assert facts["limit"] == "0.0"
+    assert "remedy" in facts
+
+
+def finding(verdict: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    return {
+        "slug": "some", "verdict": verdict, "faulty": {"shown": 3, "launches": 5}, "part": "whole",
+        "remedy_verified": "not run", **more,
+    }  # fmt: skip
+
+
+def test_a_cell_says_how_often_it_showed() -> None:
+    def said(**facts: Any) -> str:  # noqa: ANN401 - JSON
+        return cell({"findings": [finding(**facts)]}, "some")
+
+    assert said(verdict="reproduced", remedy_verified="yes") == "yes 3/5, r"
+    assert said(verdict="not reproduced", part="cpu") == "no 3/5 (part)"
+    assert said(verdict="not applicable", faulty=None) == ""
+    assert cell({"findings": []}, "some") == ""
+
+
+def test_stored_verdicts_leave_out_what_is_the_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mkdocs_hooks, "VERDICTS", tmp_path / "kept")
+    facts = dict.fromkeys(mkdocs_hooks.KEPT)
+    told = {
+        "torch": "2.13.0+cpu",
+        "level": "quick",
+        "environment": {"python": "3.12.1", "gpus": [], "platform": "Secret-1.0"},
+        "findings": [{**facts, "launches": [{"stacks": "/home/me/secret.py"}]}],
+    }
+    (tmp_path / "found.json").write_text(json.dumps(told))
+    kept = mkdocs_hooks.store(tmp_path / "found.json")
+    assert kept.name == "torch-2.13.0-cpu.json"
+    assert "ecret" not in kept.read_text()
+
+
+def test_the_table_has_a_column_for_every_stored_diagnosis() -> None:
+    heads = next(line for line in index().splitlines() if line.startswith("| failure mode"))
+    assert heads.count("|") == 2 + len(STORED)
+    assert STORED
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_stored_verdicts_are_what_the_pages_say_about_versions(path: Path) -> None:
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    minor = minor_version(stored["torch"])
+    said = {mode.slug: mode.affected.get(str(minor)) for mode in all_modes() if mode.affected}
+    for found in stored["findings"]:
+        expected = said.get(found["slug"])
+        if expected is not None and found["faulty"] is not None:
+            assert found["verdict"] == ("reproduced" if expected else "not reproduced"), found[
+                "slug"
+            ]
+            assert found["remedy_verified"] in ("yes", "not run")

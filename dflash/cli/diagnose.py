@@ -1,5 +1,6 @@
 """``dflash diagnose``: list failure modes, reproduce them here, read what a finished run shows."""
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -101,10 +102,12 @@ def _talk_of(slug: str, launch: "Launch") -> None:
 
 def _read_run(words: "Sequence[str]", *, json_out: str | None, fail_on: str) -> None:
     from dflash.diagnose.aftermath import diagnose_run
+    from dflash.diagnose.machine import installed_torch
     from dflash.report.diagnosis import run_lines, style_of
 
     if len(words) != 1:
         raise UsageError("dflash diagnose run takes one RUN_DIR", hint="dflash diagnose run runs/x")
+    installed_torch()
     found = diagnose_run(Path(words[0]))
     text = found.model_dump_json(indent=2)
     if json_out == "-":
@@ -141,10 +144,13 @@ def _list(
         runs = fit.not_run if fit.part is None else ("in part" if fit.part == "cpu" else "yes")
         num = plan.launches(mode, fit.part) if fit.part else 0
         rows.append((mode.slug, page_of(mode).title, runs, expected.expected, num))
+    names = ("slug", "title", "applies", "expected", "launches")
+    facts = [dict(zip(names, row, strict=True)) for row in rows]
     if json_out == "-":
-        names = ("slug", "title", "applies", "expected", "launches")
-        print_json([dict(zip(names, row, strict=True)) for row in rows])
+        print_json(facts)
         return
+    if json_out:
+        write_report(Path(json_out), json.dumps(facts, indent=2) + "\n")
     shown = [(slug, runs, expected) for slug, _, runs, expected, _ in rows]
     print_table(("failure mode", "runs here", "expected"), shown)
     talk(f"expected: what is known of torch {machine.torch}; dflash explain SLUG says more")

@@ -15,9 +15,11 @@ def explain(
 ) -> None:
     """Show symptom, mechanism, remedy, the number that decides, versions and sources."""
     from dflash.diagnose.examine import remedy_name
+    from dflash.diagnose.machine import installed_torch
     from dflash.diagnose.select import mode_called
     from dflash.failures import page_of
 
+    installed_torch()
     mode = mode_called(slug)
     page = page_of(mode)
     if as_json:

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,9 +59,11 @@ def examine(
         return _finding(mode, nothing, expected=expected, fit=fit)
     launches: list[Launch] = []
     for orders in _rounds(mode, launches, plan=plan, part=fit.part):
-        for launch in run_orders(orders, width=_width(mode, machine, part=fit.part)):
-            launches.append(launch)
-            watch(launch)
+        running = run_orders(orders, width=_width(mode, machine, part=fit.part))
+        with closing(running):  # an interrupt in here ends the children at once
+            for launch in running:
+                launches.append(launch)
+                watch(launch)
     found = _finding(mode, judge(mode, launches), expected=expected, fit=fit, launches=launches)
     return found.model_copy(update={"wall_s": round(time.monotonic() - begun_s, 3)})
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -58,7 +58,7 @@ class _Child:
         return (time.monotonic_ns() - self.begun_ns) / 1e9
 
 
-def run_orders(orders: Iterable[Order], *, width: int = 1) -> Iterator[Launch]:
+def run_orders(orders: Iterable[Order], *, width: int = 1) -> Generator[Launch]:
     """Make every launch, *width* at a time, and yield each as it ends.
 
     No child outlives the iteration, whether it ends, is closed or is interrupted; nor this process.

@@ -69,4 +69,5 @@ MODE = FailureMode(
     limit=0.0,
     reproduce=reproduce,
     remedy=context_mask,
+    detect=lambda run: run.accepted_in_training_alone(),
 )

@@ -72,4 +72,5 @@ MODE = FailureMode(
     limit=0.0,
     reproduce=reproduce,
     remedy=block_labels,
+    detect=lambda run: run.accepted_in_training_alone(),
 )

@@ -174,6 +174,8 @@ def test_without_a_torch_that_will_do_it_is_exit_three(
         return version
 
     monkeypatch.setattr("dflash.diagnose.machine.metadata.version", installed)
+    assert main(["explain", "future-leak"]) == main(["diagnose", "run", "runs/x"]) == 3
+    capsys.readouterr()
     assert main(["diagnose", "all"]) == 3
     error = capsys.readouterr().err
     assert said in error

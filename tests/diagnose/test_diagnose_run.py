@@ -17,7 +17,7 @@ from dflash.execution import Runner
 from dflash.failures import FailureMode, all_modes
 from dflash.pipeline.lifeline import Lifeline
 from dflash.pipeline.watch import Watch
-from dflash.records import EvalRecord, EventRecord, RecordWriter, StepRecord
+from dflash.records import EvalRecord, EventRecord, RecordWriter, StepRecord, read_records
 
 ROOT = Path(__file__).parents[2]
 FX = "Detected that you are using FX to symbolically trace a dynamo-optimized function."
@@ -102,18 +102,41 @@ def test_no_detector_fires_on_a_healthy_run(mode: FailureMode, healthy: Path) ->
     assert list(mode.detect(read_run(healthy))) == []
 
 
-def step(number: int, **more: int) -> StepRecord:
+def step(number: int, **more: float) -> StepRecord:
     return StepRecord(step=number, loss=1.0, lr=1e-3, grad_norm=1.0, **more)
 
 
 def test_what_an_evaluation_disturbs_is_left_out() -> None:
-    measured = EvalRecord(
-        step=20, tau=1.0, tau_per_prompt=[], accepted_per_position=[], num_prompts=1,
-        tokens_per_s_drafter=1.0, max_new_tokens=8,
-    )  # fmt: skip
-    records = (step(10), step(20), measured, step(30), step(40))
+    records = (step(10), step(20), measured(20, 1.0), step(30), step(40))
     pairs = FinishedRun(records=records).undisturbed
     assert [(before.step, after.step) for before, after in pairs] == [(30, 40)]
+
+
+def measured(number: int, tau: float) -> EvalRecord:
+    return EvalRecord(
+        step=number, tau=tau, tau_per_prompt=[], accepted_per_position=[], num_prompts=1,
+        tokens_per_s_drafter=1.0, max_new_tokens=8,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("tau", "slugs"), [(1.0, ["future-leak", "label-shift"]), (1.5, [])])
+def test_a_drafter_of_which_decoding_accepts_nothing_was_taught_something_else(
+    tau: float, slugs: list[str], tmp_path: Path
+) -> None:
+    with RecordWriter(tmp_path / "records.jsonl") as writer:
+        for record in (measured(0, 1.0), step(40, accepted_tokens_per_block=3.4)):
+            writer.write(record)
+        writer.write(measured(40, tau))
+    found = diagnose_run(tmp_path).suffered
+    assert [each.slug for each in found] == slugs
+    if found:
+        assert "step 40: training counts 3.40 accepted tokens" in found[0].evidence[0]
+
+
+def test_a_published_run_was_healthy() -> None:
+    records = ROOT / "docs" / "measurements" / "data" / "smollm2-records.jsonl"
+    run = FinishedRun(records=tuple(read_records(records)))
+    assert [m.slug for m in all_modes() if m.detect and list(m.detect(run))] == []
 
 
 def test_a_folder_without_a_run_is_said_so(tmp_path: Path, capsys: Capture) -> None:

@@ -71,14 +71,19 @@ def failed_calls(warm: Program, *, faulty: bool, seed: int) -> float:
     failed: list[bool] = []
 
     def repeat() -> None:
+        begun_s = time.monotonic()
         while not done.is_set() or len(failed) < NUM_CALLS:
             failed.append(_fails(first))
+            if failed[-1] and sum(failed) == 1:
+                mark("fail", what="the first call that fails")
+        mark("replay", calls=len(failed), for_s=time.monotonic() - begun_s)
 
     def begin() -> None:
-        mark("compile", what="the neighbour's first step, if it was not warmed up")
+        begun_s = time.monotonic()
         try:
             second("normal")
         finally:
+            mark("compile" if faulty else "replay", for_s=time.monotonic() - begun_s)
             tracing.set()
             done.set()
 
@@ -88,8 +93,8 @@ def failed_calls(warm: Program, *, faulty: bool, seed: int) -> float:
         attend(q_bHQd, q_bHQd, q_bHQd, mask=None, attention="flex")
 
     run_workers([repeat, begin, attend_eagerly])
-    mark("fail" if any(failed) else "note", failed_calls=sum(failed), calls=len(failed))
     failed += [_fails(first) for _ in range(NUM_CALLS)]
+    mark("fail" if failed[-1] else "note", what="calls when all is over", failed=failed[-1])
     return float(sum(failed))
 
 

@@ -93,8 +93,16 @@ class GatedMLP(nn.Module):
         self.up_proj = Projection(shape.hidden_size, shape.intermediate_size)
         self.down_proj = Projection(shape.intermediate_size, shape.hidden_size)
 
-    def forward(self, x: Tensor, *, linear: Linear = F.linear) -> Tensor:
+    def forward(self, x: Tensor, *, linear: Linear = F.linear, lean: bool = False) -> Tensor:
         gate, up = self.gate_proj(x, linear=linear), self.up_proj(x, linear=linear)
+        if not lean:
+            return self._down(gate, up, linear)
+        out: Tensor = recompute(
+            self._down, gate, up, linear, use_reentrant=False, preserve_rng_state=False
+        )
+        return out
+
+    def _down(self, gate: Tensor, up: Tensor, linear: Linear) -> Tensor:
         out: Tensor = self.down_proj(F.silu(gate) * up, linear=linear)
         return out
 
@@ -119,6 +127,7 @@ class DrafterLayer(nn.Module):
         mask: Mask | None,
         attention: Attention,
         linear: Linear,
+        lean: bool,
     ) -> Tensor:
         x_bQD = self.input_layernorm(h_bQD)
         # The context is not normed again, and projected apart: no [T + Q, D] copy.
@@ -128,12 +137,15 @@ class DrafterLayer(nn.Module):
         v_bGSd = torch.cat([v_context, v_block], dim=2)
         q_bHQd = self.self_attn.queries(x_bQD, rope_Q, linear=linear)
         out = attend(q_bHQd, k_bGSd, v_bGSd, mask=mask, attention=attention)
-        return self.finish(h_bQD, out, linear=linear)
+        return self.finish(h_bQD, out, linear=linear, lean=lean)
 
-    def finish(self, h_bQD: Tensor, attended: Tensor, *, linear: Linear = F.linear) -> Tensor:
+    def finish(
+        self, h_bQD: Tensor, attended: Tensor, *, linear: Linear = F.linear, lean: bool = False
+    ) -> Tensor:
         """Add the attention's output, then the MLP's."""
         h_bQD = h_bQD + self.self_attn.o_proj(attended, linear=linear)
-        out: Tensor = h_bQD + self.mlp(self.post_attention_layernorm(h_bQD), linear=linear)
+        x_bQD = self.post_attention_layernorm(h_bQD)
+        out: Tensor = h_bQD + self.mlp(x_bQD, linear=linear, lean=lean)
         return out
 
 
@@ -200,6 +212,9 @@ class Drafter(nn.Module):
         rope_T = self.rope(positions_bT, context_bTD.dtype)
         rope_Q = self.rope(positions_bQ, embeds_bQD.dtype)
         h_bQD = embeds_bQD
+        # The MLP's product is as large as gate or up. Compiled code makes it again in the backward
+        # kernel that reads both anyway; eager code would have to repeat the product after it too.
+        lean = torch.compiler.is_dynamo_compiling() and not checkpoint
         for layer in self.layers:
             run = functools.partial(
                 layer,
@@ -208,6 +223,7 @@ class Drafter(nn.Module):
                 mask=mask,
                 attention=attention,
                 linear=linear,
+                lean=lean,
             )
             if checkpoint:
                 # No dropout, so no generator state to keep (reading it breaks graph capture).

@@ -145,7 +145,8 @@ def drafter_items(sizes: RunSizes, *, on_gpu: bool) -> dict[str, int]:
     between = rows * shape.hidden_size * size * shape.num_layers if sizes.checkpoint else 0
     a_layer = layer_activation_bytes(shape, sizes.token_budget, rows, size=size, fused=sizes.fused)
     dense = 0 if on_gpu else dense_attention_bytes(shape, sizes.num_anchors, sizes.token_budget)
-    activations = between + kept_layers * (a_layer + dense)
+    product = rows * shape.intermediate_size * size if sizes.fused and sizes.checkpoint else 0
+    activations = between + product + kept_layers * (a_layer + dense)
     return {
         **weight_items(sizes, activations=activations),
         "activations of the layers": activations,
@@ -198,16 +199,16 @@ def layer_activation_bytes(
     """Bytes one decoder layer keeps for its backward pass.
 
     Fused, per block row: the residual before each sublayer and its two norms (4 D), queries before
-    and after norm and rotation and the attention's output (3 H d), gate, up and their product
-    (3 I); per key row (context and block): k before its norm (kv d), and k and v as attention
-    reads them, repeated for every query head (2 H d). Else also every norm's fp32 input and
-    unscaled output, and the MLP's activation.
+    and after norm and rotation and the attention's output (3 H d), gate and up (2 I; their product
+    is made again); per key row (context and block): k before its norm (kv d), and k and v as
+    attention reads them, repeated for every query head (2 H d). Else also every norm's fp32 input
+    and unscaled output, the MLP's activation and its product.
     """
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries = shape.num_heads * shape.head_dim
     keys = shape.num_kv_heads * shape.head_dim
     if fused:
-        per_block_row, per_key_row = 4 * hidden + 3 * queries + 3 * inner, keys + 2 * queries
+        per_block_row, per_key_row = 4 * hidden + 3 * queries + 2 * inner, keys + 2 * queries
         return size * (block_rows * per_block_row + (context_rows + block_rows) * per_key_row)
     norms = (4 + size) * (2 * hidden + queries)
     per_block_row = norms + size * (2 * hidden + 3 * queries + 4 * inner)

@@ -136,9 +136,12 @@ class _Run:
             self._write_folder()
             writer = RecordWriter(run_dir / RECORDS)
 
-        def emit(record: StepRecord | EvalRecord | EventRecord) -> None:
+        def keep(record: StepRecord | EvalRecord | EventRecord) -> None:
             with writable(run_dir):
                 writer.write(record)
+
+        def emit(record: StepRecord | EvalRecord | EventRecord) -> None:
+            keep(record)
             self.options.show(record)
 
         with writer:
@@ -148,7 +151,7 @@ class _Run:
                 restore(self.resumed, self.built.steps, boundary)
             if self.first_step >= self.last_step:
                 return self._outcome(boundary, None, tau_before=None, warm_up_s=0.0)
-            with last_words(lambda: boundary.reached, emit):
+            with last_words(lambda: boundary.reached, keep):  # the screen tells it once, later
                 return self._train(boundary, emit)
 
     def _train(self, boundary: Boundary, emit: Emit) -> Outcome:

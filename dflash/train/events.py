@@ -31,6 +31,14 @@ def last_words(reached: Callable[[], int], emit: Callable[[EventRecord], None]) 
         raise
 
 
+def warmed_up(step: int, warm: WarmRun, *, elapsed_s: float) -> EventRecord:
+    """Everything is compiled and captured: in which mode, why, and what it took."""
+    mode = warm.ready.choice
+    reports = [runner.report.as_record() for runner in warm.ready.runners]
+    took = {"elapsed_s": round(elapsed_s, 3), "drafters": reports}
+    return event(step, "warm_up", mode=mode.mode, why=mode.why, **took)
+
+
 def entered(step: int, warm: WarmRun) -> EventRecord:
     """Every drafter's thread has taken its runner over: what it found there."""
     reports = [runner.report.as_record() for runner in warm.ready.runners]

@@ -20,7 +20,7 @@ from dflash.train.build import Built, build
 from dflash.train.checkpoint import Keeper
 from dflash.train.devices import settle_devices
 from dflash.train.evaluation import EvalSettings
-from dflash.train.events import entered, event, last_words, waits_detail
+from dflash.train.events import entered, event, last_words, waits_detail, warmed_up
 from dflash.train.fit import advised
 from dflash.train.folder import (
     DATA,
@@ -238,16 +238,7 @@ class _Run:
         self._write_folder()
         if self.resumed:  # only now, since a rehearsal leaves nothing measured
             self.step.totals.sums.copy_(self.resumed.state["totals"])
-        emit(
-            event(
-                self.first_step,
-                "warm_up",
-                mode=mode.mode,
-                why=mode.why,
-                elapsed_s=round(time.perf_counter() - started, 3),
-                drafters=[runner.report.as_record() for runner in warm.ready.runners],
-            )
-        )
+        emit(warmed_up(self.first_step, warm, elapsed_s=time.perf_counter() - started))
         return warm
 
     def _run(self, boundary: Boundary, warm: WarmRun, emit: Emit) -> Waits:

@@ -30,6 +30,8 @@ Sources
 """
 
 import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -39,6 +41,9 @@ from dflash.execution.compiling import num_compiled
 from dflash.execution.rounds import synchronize
 from dflash.failures._mode import FailureMode
 from dflash.failures._workers import SmallStep, run_workers
+
+if TYPE_CHECKING:
+    from dflash.diagnose.finished import FinishedRun
 
 NUM_STEPS = 3
 
@@ -99,6 +104,15 @@ def _round(runner: Runner) -> None:
         if str(error):  # an empty one is the trees': they have no state in this thread
             raise
         mark("fail", error="AssertionError, without a message")
+
+
+def _late(run: "FinishedRun") -> Iterator[str]:
+    """What a sealed run refused, and what one that is not sealed made between two records."""
+    yield from run.lines_with("would compile again", "capture began in thread")
+    for _, now in run.undisturbed:
+        if now.recompiles or now.captures:
+            made = f"{now.recompiles} compilations, {now.captures} captures"
+            yield f"step {now.step}: {made} since the record before, {now.step_s:.3f} s a step"
 
 
 MODE = FailureMode(

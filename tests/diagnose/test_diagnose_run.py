@@ -133,6 +133,16 @@ def test_a_drafter_of_which_decoding_accepts_nothing_was_taught_something_else(
         assert "step 40: training counts 3.40 accepted tokens" in found[0].evidence[0]
 
 
+def test_what_is_compiled_between_records_came_late(tmp_path: Path) -> None:
+    with RecordWriter(tmp_path / "records.jsonl") as writer:
+        for record in (step(10, recompiles=5), step(20), step(30, recompiles=1, captures=2)):
+            writer.write(record)
+    (late,) = diagnose_run(tmp_path).suffered
+    assert late.slug == "late-shape"
+    assert len(late.evidence) == 1
+    assert late.evidence[0].startswith("step 30: 1 compilations, 2 captures")
+
+
 def test_a_published_run_was_healthy() -> None:
     records = ROOT / "docs" / "measurements" / "data" / "smollm2-records.jsonl"
     run = FinishedRun(records=tuple(read_records(records)))

@@ -108,7 +108,9 @@ def _round(runner: Runner) -> None:
 
 def _late(run: "FinishedRun") -> Iterator[str]:
     """What a sealed run refused, and what one that is not sealed made between two records."""
-    yield from run.lines_with("would compile again", "capture began in thread")
+    yield from run.lines_with(
+        "would compile again", "graph capture began in thread", "the program was made ready for"
+    )
     for _, now in run.undisturbed:
         if now.recompiles or now.captures:
             made = f"{now.recompiles} compilations, {now.captures} captures"
@@ -125,8 +127,6 @@ MODE = FailureMode(
     device="gpu",
     part_on_cpu=on_cpu,
     child=True,
-    detect=lambda run: run.lines_with(
-        "would compile again", "graph capture began in thread", "the program was made ready for"
-    ),
+    detect=_late,
     time_limit_s=90.0,
 )

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from dflash.execution.captures import CaptureWatch
+from dflash.execution.compiling import first_compile
 
 REFUSED = "CUDA error: operation not permitted when stream is capturing"
 BROKEN = "CUDA error: operation failed due to a previous error during capture"
@@ -86,6 +87,7 @@ def _drawn(*arguments: Any, **_: object) -> torch.Tensor:  # noqa: ANN401
 def install(monkeypatch: pytest.MonkeyPatch, *, mallocs_from: int) -> None:
     """Replace CUDA; an allocation of *mallocs_from* elements is one that calls cudaMalloc."""
     monkeypatch.setattr(FakeGraph, "captures", [])
+    first_compile()  # on its first use the compiler learns which functions are torch's
     for name in MAKERS:
         make = getattr(torch, name)
         monkeypatch.setattr(torch, name, _on_cpu(make, mallocs_from=mallocs_from))

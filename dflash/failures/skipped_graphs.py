@@ -19,7 +19,7 @@ Remedy
 Verify
     The number of graphs skipped of which nobody was told is 0.
 Versions
-    Seen on a CPU: 2.11, 2.12, 2.13, 2.14. Read: the same code in 2.9 and 2.10.
+    Seen on a CPU: 2.11, 2.12, 2.13, 2.14. It is the program that lacks a check, not one torch.
 Sources
     pytorch#140395; torch/_inductor/output_code.py (``post_compile``), cudagraph_utils.py.
 """

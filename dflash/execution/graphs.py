@@ -101,8 +101,11 @@ def _undo_half_an_end(device: torch.device, pool: Any) -> None:  # noqa: ANN401
     unexpectedly". A capture that ends well sets the generator right.
     """
     with suppress(RuntimeError):  # it may have come as far as that
-        torch._C._cuda_endAllocateToPool(device.index or 0, pool)  # noqa: SLF001 - as torch's trees do
-    _capture_one_kernel(device)
+        # As torch's own trees do: the pool has one user less, who never came to be.
+        torch._C._cuda_endAllocateToPool(device.index or 0, pool)  # noqa: SLF001
+        torch._C._cuda_releasePool(device.index or 0, pool)  # noqa: SLF001
+    with suppress(RuntimeError):  # what broke the capture is what its caller should hear of
+        _capture_one_kernel(device)
 
 
 def _capture_one_kernel(device: torch.device) -> None:

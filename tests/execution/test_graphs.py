@@ -14,7 +14,7 @@ from dflash.execution import CaptureError, SealedError, capture, capture_watch, 
 from dflash.execution.captures import CaptureWatch
 
 CPU = torch.device("cpu")
-MENDED = [("end pool", 0, "pool"), ("mend", CPU)]
+MENDED = [("endAllocateToPool", 0, "pool"), ("releasePool", 0, "pool"), ("mend", CPU)]
 """What torch itself does not get to where an end fails."""
 
 
@@ -55,11 +55,12 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "a pool of its own")
-    monkeypatch.setattr(
-        "torch._C._cuda_endAllocateToPool",
-        lambda *what: FakeGraph.log.append(("end pool", *what)),
-        raising=False,
-    )
+    for name in ("endAllocateToPool", "releasePool"):
+        monkeypatch.setattr(
+            f"torch._C._cuda_{name}",
+            lambda *what, name=name: FakeGraph.log.append((name, *what)),
+            raising=False,
+        )
     monkeypatch.setattr(
         "dflash.execution.graphs._capture_one_kernel",
         lambda device: FakeGraph.log.append(("mend", device)),
@@ -183,6 +184,17 @@ def test_a_sealed_process_captures_only_unsealed_and_only_in_that_thread() -> No
 def test_unsealed_is_nothing_where_nothing_is_sealed() -> None:
     with unsealed():
         captured(lambda: None)
+
+
+def test_mending_that_fails_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_device: torch.device) -> None:
+        msg = "no luck"
+        raise RuntimeError(msg)
+
+    FakeGraph.end_fails = True
+    monkeypatch.setattr("dflash.execution.graphs._capture_one_kernel", fails)
+    with pytest.raises(CaptureError, match="operation not permitted"):
+        captured(read_on_the_host)
 
 
 def test_a_refused_capture_has_nothing_to_mend() -> None:

@@ -1,12 +1,16 @@
 """Prompts, a drafter that knows the text, and the target's own text from transformers."""
 
+from collections.abc import Callable
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
-from tiny_models import VOCAB
+import transformers
+from tiny_models import SIZES, VOCAB, tiny_drafter, tiny_target
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from dflash.decode import Decoded, DecodeLimits
 from dflash.drafter.model import ContextCache, Drafter
 
 if TYPE_CHECKING:
@@ -56,3 +60,32 @@ def own_text(target: "Target", prompt: list[int], max_new_tokens: int) -> list[i
     )
     text: list[int] = out[0, len(prompt) :].tolist()
     return text
+
+
+AS_THE_TARGET = 0.09
+"""Total variation: a right decoder is at about 0.05 with so many draws, uniform text at 0.5."""
+
+
+def distance_from_the_target(decode: Callable[..., Decoded], *, seed: int) -> float:
+    """How far the second and third sampled token are from their exact joint distribution."""
+    words, num_draws = 5, 600
+    config = transformers.LlamaConfig(
+        **(SIZES | {"vocab_size": words, "num_hidden_layers": 3, "initializer_range": 0.15})
+    )
+    target = tiny_target(config)
+    drafter = tiny_drafter(vocab_size=words, mask_token_id=words - 1, block_size=4)
+    exact = torch.zeros(words, words, words)
+    with torch.no_grad():
+        for triple in product(range(words), repeat=3):
+            logits = target.model(torch.tensor([[0, 1, *triple]])).logits[0, 1:4]
+            chances = torch.softmax(logits / 0.8, dim=-1)
+            exact[triple] = chances[torch.arange(3), list(triple)].prod()
+    torch.testing.assert_close(exact.sum(), torch.tensor(1.0))
+    counts = torch.zeros_like(exact)
+    generator = torch.Generator().manual_seed(seed)
+    limits = DecodeLimits(max_new_tokens=3, temperature=0.8)
+    for _ in range(num_draws):
+        decoded = decode(target, drafter, [0, 1], limits=limits, generator=generator)
+        counts[tuple(decoded.tokens)] += 1
+    pairs = exact.sum(0) - counts.sum(0) / num_draws
+    return float(pairs.abs().sum() / 2)

@@ -92,3 +92,16 @@ def target_tables(shape: DrafterShape = TINY, *, seed: int = 0) -> tuple[Tensor,
     random = torch.Generator().manual_seed(seed)
     size = (shape.vocab_size, shape.hidden_size)
     return torch.randn(size, generator=random), torch.randn(size, generator=random)
+
+
+def cpu_scales_rows() -> bool:
+    """Whether this torch multiplies 8-bit matrices with a scale a row on a CPU."""
+    eight = torch.zeros(16, 16).to(torch.float8_e4m3fn)
+    ones = torch.ones(16, 1)
+    try:
+        torch._scaled_mm(  # noqa: SLF001 - it has no public name on every torch
+            eight, eight.t(), scale_a=ones, scale_b=ones.t(), out_dtype=torch.bfloat16
+        )
+    except RuntimeError:
+        return False
+    return True

@@ -3,7 +3,8 @@
 A matrix is divided, group by group, so that the largest number of a group is the largest one that
 the format holds; a group is a row of the left side or a column of the right one, so the product's
 entries are scaled back one by one (the "rowwise" recipe of torchao's float8 training). Accumulation
-is fp32. Needs a GPU of compute capability 8.9 or more; a CPU computes the same products slowly.
+is fp32. Needs a GPU of compute capability 8.9 or more. A CPU makes the same products slowly with
+torch 2.13; torch 2.11 takes one scale a matrix there.
 """
 
 from typing import Any, NamedTuple

@@ -182,8 +182,10 @@ def test_a_sealed_process_captures_only_unsealed_and_only_in_that_thread() -> No
 
 
 def test_unsealed_is_nothing_where_nothing_is_sealed() -> None:
+    ran: list[str] = []
     with unsealed():
-        captured(lambda: None)
+        captured(lambda: ran.append("body"))
+    assert ran == ["body"]
 
 
 def test_mending_that_fails_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

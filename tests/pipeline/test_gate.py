@@ -43,14 +43,20 @@ def test_drafters_enter_one_at_a_time_and_then_everybody_starts() -> None:
 
 
 def test_entering_may_take_longer_than_the_watchdog_waits() -> None:
-    life = Lifeline()
+    life, stepped = Lifeline(), threading.Event()
     gate = Gate(Opening([lambda: time.sleep(0.6)]), 1, life)
+
+    def step() -> None:
+        life.beat()
+        stepped.set()
+
     supervise(
-        [Worker("drafter-0", gate.entered(0, life.beat), decisive=True)],
+        [Worker("drafter-0", gate.entered(0, step), decisive=True)],
         life,
         watchdog_s=0.2,
         stacks_file=None,
     )
+    assert stepped.is_set()
 
 
 def test_who_cannot_enter_ends_the_run_and_nobody_starts() -> None:

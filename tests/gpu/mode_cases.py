@@ -2,12 +2,13 @@
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from drafter_cases import step_inputs
-from tiny_runs import SECTIONS
+from tiny_runs import SECTIONS, events_of, run, tiny_config
 from torch import Tensor
 
 from dflash.config import DataConfig, RunConfig, TargetConfig
@@ -150,3 +151,62 @@ def one_step(runner: Runner, step: TrainStep, inputs: StepInputs, *, number: int
     runner("metric" if number % 10 == 9 else "normal")
     step.set_lr(1e-3)
     runner("update")
+
+
+def busy(stop: threading.Event) -> None:
+    """A target's thread at its worst."""
+    torch.cuda.set_device(DEVICE)
+    left = torch.randn(512, 512, device=DEVICE)
+    while not stop.is_set():
+        left = (left @ left).tanh()
+        torch.empty(1 << 22, device=DEVICE).fill_(1)
+        event = torch.cuda.Event()
+        event.record()
+        event.query()
+        torch.ones(1 << 16).pin_memory().to(DEVICE, non_blocking=True)
+        torch.cuda.synchronize()
+
+
+def allocate_nothing(place: Path, run_dir: Path, mode: Mode) -> None:
+    """Two hundred steps, with checkpoints, of documents that differ in number and length."""
+    gpu = {"devices": ("cuda:0",)}
+    config = tiny_config(
+        place,
+        target=gpu,
+        drafter=gpu,
+        execution={"mode": mode},
+        optim={"max_steps": 200},
+        checkpoint={"every_steps": 100},
+    )
+    allocs: list[int] = []
+
+    def show(record: object) -> None:
+        if getattr(record, "kind", "") == "step":
+            allocs.append(record.device_allocs["cuda:0"])  # type: ignore[attr-defined]
+
+    run(config, run_dir, show=show)
+    assert len(set(allocs)) == 1, allocs
+    assert events_of(run_dir, "allocated_while_sealed") == []
+    (entered,) = events_of(run_dir, "entered")
+    assert entered.detail["sealed"] is True
+    (drafter,) = entered.detail["drafters"]
+    assert (mode == "compiled") == ("worker_difference" not in drafter)
+
+
+def goes_on(place: Path, folder: Path, mode: Mode) -> None:
+    """A run that was stopped half way records the losses of one that was not."""
+    gpu = {"devices": ("cuda:0",)}
+    config = tiny_config(place, target=gpu, drafter=gpu, execution={"mode": mode})
+    losses: dict[str, list[float]] = {"whole": [], "parts": []}
+
+    def show(name: str) -> Callable[[object], None]:
+        def see(record: object) -> None:
+            if getattr(record, "kind", "") == "step":
+                losses[name].append(record.loss)  # type: ignore[attr-defined]
+
+        return see
+
+    run(config, folder / "whole", show=show("whole"))
+    run(config, folder / "parts", max_steps=20, show=show("parts"))
+    run(config, folder / "parts", show=show("parts"))
+    assert losses["parts"] == losses["whole"]

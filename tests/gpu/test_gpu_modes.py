@@ -1,17 +1,24 @@
 """On a GPU: every mode trains alike, replays in its worker, allocates nothing, and fails clean."""
 
 import gc
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from mode_cases import DEVICE, Trained, batches, in_worker, make_step, one_step, train
+from mode_cases import (
+    DEVICE,
+    Trained,
+    allocate_nothing,
+    batches,
+    busy,
+    goes_on,
+    in_worker,
+    make_step,
+    one_step,
+    train,
+)
 from pages import run_examples
-from tiny_runs import events_of, run, tiny_config
 from torch import Tensor
 
 from dflash.drafter.training import StepInputs
@@ -37,30 +44,9 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled"),
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
 ]
-ROOT = Path(__file__).parents[2]
-NUM_STEPS = 50
 LAUNCHED_TWICE = 0.02
 """Relative, of a loss: eager rounds to bf16 after every operation where compiled code keeps fp32
 inside a kernel, 2**-8 each, and 50 updates carry the difference on."""
-
-
-@pytest.fixture(scope="module")
-def data() -> list[StepInputs]:
-    return batches(NUM_STEPS)
-
-
-@pytest.fixture(scope="module")
-def trained(data: list[StepInputs]) -> Callable[[Mode], Trained]:
-    """Fifty steps in a mode, made once."""
-    made: dict[str, Trained] = {}
-
-    def in_mode(mode: Mode) -> Trained:
-        if mode not in made:
-            made[mode] = train(mode, data)
-            made[mode].runner.close()
-        return made[mode]
-
-    return in_mode
 
 
 @pytest.fixture
@@ -293,51 +279,6 @@ def test_the_example_of_the_page_runs_graphed(capsys: pytest.CaptureFixture[str]
     assert last < first
 
 
-def allocate_nothing(place: Path, run_dir: Path, mode: Mode) -> None:
-    """Two hundred steps, with checkpoints, of documents that differ in number and length."""
-    gpu = {"devices": ("cuda:0",)}
-    config = tiny_config(
-        place,
-        target=gpu,
-        drafter=gpu,
-        execution={"mode": mode},
-        optim={"max_steps": 200},
-        checkpoint={"every_steps": 100},
-    )
-    allocs: list[int] = []
-
-    def show(record: object) -> None:
-        if getattr(record, "kind", "") == "step":
-            allocs.append(record.device_allocs["cuda:0"])  # type: ignore[attr-defined]
-
-    run(config, run_dir, show=show)
-    assert len(set(allocs)) == 1, allocs
-    assert events_of(run_dir, "allocated_while_sealed") == []
-    (entered,) = events_of(run_dir, "entered")
-    assert entered.detail["sealed"] is True
-    (drafter,) = entered.detail["drafters"]
-    assert (mode == "compiled") == ("worker_difference" not in drafter)
-
-
-def goes_on(place: Path, folder: Path, mode: Mode) -> None:
-    """A run that was stopped half way records the losses of one that was not."""
-    gpu = {"devices": ("cuda:0",)}
-    config = tiny_config(place, target=gpu, drafter=gpu, execution={"mode": mode})
-    losses: dict[str, list[float]] = {"whole": [], "parts": []}
-
-    def show(name: str) -> Callable[[object], None]:
-        def see(record: object) -> None:
-            if getattr(record, "kind", "") == "step":
-                losses[name].append(record.loss)  # type: ignore[attr-defined]
-
-        return see
-
-    run(config, folder / "whole", show=show("whole"))
-    run(config, folder / "parts", max_steps=20, show=show("parts"))
-    run(config, folder / "parts", show=show("parts"))
-    assert losses["parts"] == losses["whole"]
-
-
 @pytest.mark.parametrize("mode", ["compiled", "graphed"])
 def test_two_hundred_steps_of_real_documents_allocate_nothing(
     place: Path, tmp_path: Path, mode: Mode
@@ -349,79 +290,8 @@ def test_a_stopped_graphed_run_goes_on_as_if_nothing_had_been(place: Path, tmp_p
     goes_on(place, tmp_path, "graphed")
 
 
-def busy(stop: threading.Event) -> None:
-    """A target's thread at its worst."""
-    torch.cuda.set_device(DEVICE)
-    left = torch.randn(512, 512, device=DEVICE)
-    while not stop.is_set():
-        left = (left @ left).tanh()
-        torch.empty(1 << 22, device=DEVICE).fill_(1)
-        event = torch.cuda.Event()
-        event.record()
-        event.query()
-        torch.ones(1 << 16).pin_memory().to(DEVICE, non_blocking=True)
-        torch.cuda.synchronize()
-
-
 def test_graphed_replays_beside_a_busy_thread(
     trained: Callable[[Mode], Trained], data: list[StepInputs]
 ) -> None:
     graphed = train("graphed", data, meanwhile=busy)
     assert torch.equal(graphed.sums, trained("compiled").sums)
-
-
-# What follows leaves torch's cudagraph trees in the process; capturing by hand after that failed
-# once with an invalidated capture, so it comes last.
-
-
-def test_warmed_replays_beside_a_busy_thread(
-    trained: Callable[[Mode], Trained], data: list[StepInputs]
-) -> None:
-    compiled = trained("compiled")
-    warmed = train("warmed", data, meanwhile=busy)
-    assert warmed.runner.report.num_graphs > 0
-    assert warmed.runner.report.worker_difference is not None
-    torch.testing.assert_close(warmed.losses, compiled.losses, rtol=1e-3, atol=0)
-
-
-def test_two_hundred_warmed_steps_allocate_nothing(place: Path, tmp_path: Path) -> None:
-    allocate_nothing(place, tmp_path, "warmed")
-
-
-def test_a_stopped_warmed_run_goes_on_as_if_nothing_had_been(place: Path, tmp_path: Path) -> None:
-    goes_on(place, tmp_path, "warmed")
-
-
-LAZY = """
-import sys; sys.path[:0] = ["tests", "tests/gpu", "tests/drafter", "."]
-import torch
-from mode_cases import batches, train
-from dflash.execution import CaptureError
-trained = train("reduce-overhead", batches(8))
-assert trained.losses.isfinite().all(), trained.losses
-from dflash.execution import capture_watch
-print(dict(capture_watch().begun))
-try:
-    train("reduce-overhead", batches(2))
-except CaptureError as error:
-    print(error)
-"""
-
-
-def test_lazy_capture_happens_in_the_worker_and_a_second_worker_is_refused_where_it_dies() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LAZY],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    captured, *refused = done.stdout.splitlines()
-    assert "drafter-0" in captured, captured
-    assert "MainThread" not in captured, captured
-    minor = int(torch.__version__.split(".")[1])
-    if minor <= 12:
-        assert "cannot capture on torch" in refused[0]
-        assert "graphed" in refused[1]

@@ -1,0 +1,104 @@
+"""The shape of a case: what one process measures, at one shape, in one mode.
+
+A case is a module of this package with one ``CASE``. The session (``dflash_bench.session``) starts
+a process for every mode, lets them take turns (``dflash_bench.turns``), and makes a
+``dflash.measurement.Row`` of what each answered.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+from dflash.measurement import Graphs, Memory
+from dflash_bench.shapes import BenchShape
+from dflash_bench.turns import Subject
+
+Lengths = Literal["fixed", "variable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Everything that a process must know; it is pickled.
+
+    Attributes:
+        mode: an execution mode, or one of the case's own variants.
+        lengths: batches of exactly T tokens, or of lengths that vary from step to step.
+        devices: of the drafters, one each; the first is the one that is timed.
+        target_device: for cases that run a target.
+        turn_steps: timed steps in a turn.
+        matmul: as ``precision.matmul``.
+    """
+
+    shape: BenchShape
+    mode: str
+    lengths: Lengths = "fixed"
+    devices: tuple[str, ...] = ("cpu",)
+    target_device: str = "cpu"
+    turn_steps: int = 10
+    matmul: Literal["bf16", "fp8"] = "bf16"
+    seed: int = 0
+
+
+class Found(TypedDict, total=False):
+    """What a subject's ``build``, ``prepare`` and ``finish`` answer, taken together.
+
+    Attributes:
+        build_s, warm_up_s, compile_s, capture_s: seconds, as in ``dflash.measurement.StartUp``.
+        first_steps_ms: steps before the first timed one.
+        units: what a timed step was worth (real tokens, for one), for every timed step in order;
+            or one number for all.
+        memory, graphs: of this process.
+        loss: mean over the first ``loss_steps`` steps, the same steps in every mode.
+        more: what only this case reports, JSON.
+    """
+
+    build_s: float
+    warm_up_s: float
+    compile_s: float
+    capture_s: float
+    first_steps_ms: list[float]
+    units: list[float] | float
+    padded: bool
+    memory: Memory
+    graphs: Graphs
+    loss: float
+    loss_steps: int
+    more: dict[str, object]
+
+
+def always(_setting: Setting) -> str:
+    """Return "": nothing speaks against it."""
+    return ""
+
+
+def unknown(_setting: Setting) -> None:
+    """Return None: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One thing to measure.
+
+    Attributes:
+        name: as on the command line.
+        help: one line.
+        make: builds the subject in its process; a module's function, since it is pickled.
+        modes: which it has, the default baseline first.
+        unit: what it counts per second.
+        per_step: what one timed step is.
+        needs_gpu: whether it says nothing on a CPU.
+        why_not: why a setting cannot be measured, "" if it can; asks no GPU.
+        flop: floating-point operations of one step that a model's share of a matrix product counts.
+        planned_gib: predicted peak per process on its device, None where there is no plan.
+    """
+
+    name: str
+    help: str
+    make: Callable[[Setting], Subject]
+    modes: tuple[str, ...]
+    unit: str = "token"
+    per_step: str = "step"
+    needs_gpu: bool = False
+    why_not: Callable[[Setting], str] = always
+    flop: Callable[[Setting], float | None] = unknown
+    planned_gib: Callable[[Setting], float | None] = unknown

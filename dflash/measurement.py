@@ -161,7 +161,7 @@ class Scaling(_Facts):
     exponent: Estimate | None = Field(default=None, description="step_ms ~ value ** exponent")
     peak_gib: list[float | None]
     planned_gib: list[float | None]
-    wall: float | None = Field(default=None, description="first value that the plan says is too big")
+    wall: float | None = Field(default=None, description="first value too big by the plan")
 
 
 class Bench(_Facts):
@@ -186,3 +186,34 @@ class Bench(_Facts):
     comparisons: list[Comparison] = []
     scaling: list[Scaling] = []
     weather: Weather | None = None
+
+
+class Change(_Facts):
+    """How one figure of one row differs between two benches."""
+
+    row: str = Field(description="name of the row")
+    figure: str = Field(description="step_ms, per_s, peak_reserved_gib ...; carries its unit")
+    before: float | None = None
+    after: float | None = None
+    ratio: Estimate | None = Field(
+        default=None, description="after over before; low = high where a figure is read only once"
+    )
+    verdict: Literal["same", "better", "worse", "unclear"]
+    regression: bool = Field(default=False, description="it breaks a rule of --fail-if")
+    rule: str = Field(default="", description="the rule that was asked about it, as given")
+
+
+class Changes(_Facts):
+    """Two benches beside each other: what ``dflash bench compare`` reports."""
+
+    kind: Literal["bench changes"] = "bench changes"
+    format: Literal[1] = 1
+    before: str = Field(description="file, commit and date of the earlier one")
+    after: str
+    differences: list[str] = Field(
+        default=[], description="what else differs: machine, versions; a sentence each"
+    )
+    changes: list[Change] = []
+    notes: list[str] = Field(
+        default=[], description="rows that only one has, or that failed; a sentence each"
+    )

@@ -67,4 +67,4 @@ def test_every_large_shape_fits_the_tiles_and_has_the_density_of_shape_a() -> No
             assert density == pytest.approx(1 / 6, rel=0.01), name
         if "packed" in name:
             assert shape.num_documents >= 8, name
-    assert SHAPES["qwen3-8b-packed-49k"].token_budget == 49152
+    assert SHAPES["packed-49k"].token_budget == 49152

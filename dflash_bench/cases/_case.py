@@ -27,6 +27,8 @@ class Setting:
         target_device: for cases that run a target.
         turn_steps: timed steps in a turn.
         matmul: as ``precision.matmul``.
+        drafter: a run folder or checkpoint to decode with; random weights without.
+        data: what the pipeline trains on, as ``data.train``, or one file of prompts to decode.
     """
 
     shape: BenchShape
@@ -37,6 +39,8 @@ class Setting:
     turn_steps: int = 10
     matmul: Literal["bf16", "fp8"] = "bf16"
     seed: int = 0
+    drafter: str = ""
+    data: tuple[str, ...] = ()
 
 
 class Found(TypedDict, total=False):

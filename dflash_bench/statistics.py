@@ -1,14 +1,14 @@
 """What may be concluded from step times of subjects that took turns on a machine that drifts.
 
-**Ratio.** A turn counts as the mean of its middle half, so that spikes do not move it. Turn i of one
-and turn i of the other are neighbours in time (A B B A), so drift that both see cancels in the
-logarithm of their ratio; what is left of it has the opposite sign in the next pair. The ratio is the
+**Ratio.** A turn counts as the mean of its middle half, so that spikes do not move it. Turn i of
+one and turn i of the other are neighbours in time (A B B A), so drift that both see cancels in the
+logarithm of their ratio; what is left of it changes its sign from pair to pair. The ratio is the
 mean of the middle half of the pairs.
 
-**Interval.** Moving blocks of an even number of pairs are resampled, longer ones where there are many
-pairs, so that drift of the ratio itself counts; the percentiles are widened by Student's t over the
-normal quantile, with one degree of freedom for each block, since few pairs know little of their own
-noise. A ratio's interval is a 99 % one: the verdict rests on it.
+**Interval.** Moving blocks of an even number of pairs are resampled, longer ones where there are
+many pairs, so that drift of the ratio itself counts. The percentiles are widened by Student's t
+over the normal quantile, with one degree of freedom for each block, since few pairs know little of
+their own noise. A ratio's interval is a 99 % one: the verdict rests on it.
 
 **Verdict** at precision p: *same* where the whole interval lies between 1 / (1 + p) and 1 + p;
 *faster* or *slower* where the interval leaves out 1 and the ratio is at least p away from it;
@@ -222,4 +222,4 @@ def _widening(level: float, freedom: int) -> float:
         (5 * square**2 + 16 * square + 3) / 96,
         (3 * square**3 + 19 * square**2 + 17 * square - 15) / 384,
     )
-    return 1 + sum(term / freedom**power for power, term in enumerate(terms, start=1))
+    return 1.0 + math.fsum(term / freedom**power for power, term in enumerate(terms, start=1))

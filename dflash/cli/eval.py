@@ -138,41 +138,13 @@ def _report(
 
 
 def _prompts(pair: "Pair", source: str | None, num_prompts: int | None) -> list[list[int]]:
+    from dflash.train.pair import heldout_of
+
     if source is not None:
         from dflash.data.prompt_files import read_prompts
 
         return read_prompts(source, tokenizer=pair.target.tokenizer, num_prompts=num_prompts)
-    return _heldout(pair, num_prompts)
-
-
-def _heldout(pair: "Pair", num_prompts: int | None) -> list[list[int]]:
-    """The prompts of the run's own evaluations; nothing is written into the run folder."""
-    from tempfile import TemporaryDirectory
-
-    from dflash.config import load
-    from dflash.data.prepare import prepare
-    from dflash.data.prompts import heldout_prompts
-
-    path = None if pair.stored.run_dir is None else pair.stored.run_dir / "config.toml"
-    if path is None or not path.is_file():
-        raise UsageError(
-            f"{pair.stored.path} lies in no run folder, so there are no held-out prompts",
-            hint="give some with --prompts",
-        )
-    config = load(path).config
-    if not config.data.heldout:
-        raise UsageError(f"{path} names no data.heldout", hint="give prompts with --prompts")
-    with TemporaryDirectory(prefix="dflash-eval-") as folder:
-        dataset = prepare(
-            config.data.heldout,
-            Path(folder) / "heldout",
-            tokenizer=pair.target.tokenizer,
-            max_document_tokens=config.data.max_document_tokens,
-            max_bad_share=config.data.max_bad_share,
-            vocab_size=pair.target.vocab_size,
-        )
-        count = num_prompts or config.eval.num_prompts
-        return heldout_prompts(dataset, num_prompts=count, seed=config.seed)
+    return heldout_of(pair, num_prompts)
 
 
 def _write_json(where: str, report: dict[str, Any]) -> None:

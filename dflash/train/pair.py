@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
+from dflash.config import load
+from dflash.data.prepare import prepare
+from dflash.data.prompts import heldout_prompts
 from dflash.drafter.model import Drafter
 from dflash.drafter.shape import DrafterShape
 from dflash.errors import CheckpointError, UsageError
@@ -70,6 +74,35 @@ def load_pair(
         drafter=stored.drafter(device=place, dtype=dtype),
         is_its_target=same,
     )
+
+
+def heldout_of(pair: Pair, num_prompts: int | None = None) -> list[list[int]]:
+    """Return the prompts of the run's own evaluations; nothing is written into the run folder.
+
+    Raises:
+        UsageError: the drafter lies in no run folder, or its run has no held-out data.
+        DataError: that data cannot be read any more.
+    """
+    path = None if pair.stored.run_dir is None else pair.stored.run_dir / "config.toml"
+    if path is None or not path.is_file():
+        raise UsageError(
+            f"{pair.stored.path} lies in no run folder, so there are no held-out prompts",
+            hint="give some with --prompts",
+        )
+    config = load(path).config
+    if not config.data.heldout:
+        raise UsageError(f"{path} names no data.heldout", hint="give prompts with --prompts")
+    with TemporaryDirectory(prefix="dflash-eval-") as folder:
+        dataset = prepare(
+            config.data.heldout,
+            Path(folder) / "heldout",
+            tokenizer=pair.target.tokenizer,
+            max_document_tokens=config.data.max_document_tokens,
+            max_bad_share=config.data.max_bad_share,
+            vocab_size=pair.target.vocab_size,
+        )
+        count = num_prompts or config.eval.num_prompts
+        return heldout_prompts(dataset, num_prompts=count, seed=config.seed)
 
 
 def check_device(name: str) -> torch.device:

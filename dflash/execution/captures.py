@@ -6,6 +6,7 @@ Torch's own graphs (``torch.cuda.graph``, cudagraph trees) and ours all go throu
 
 import functools
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +15,15 @@ import torch
 
 
 class CaptureWatch:
-    """Counts the captures that begin, by the name of their thread; guards may refuse one."""
+    """Counts the captures that begin, by the name of their thread; guards may refuse one.
+
+    ``seconds`` is what all captures that came to their end have taken, instantiation included.
+    """
 
     def __init__(self) -> None:
         self.begun: Counter[str] = Counter()
+        self.seconds = 0.0
+        self._here = threading.local()
         self._guards: list[Callable[[], None]] = []
 
     @property
@@ -38,6 +44,13 @@ class CaptureWatch:
         for refuse in self._guards:
             refuse()
         self.begun[threading.current_thread().name] += 1
+        self._here.since = time.perf_counter()
+
+    def end(self) -> None:
+        """Called after a capture has ended, in its thread."""
+        since = self._here.__dict__.pop("since", None)
+        if since is not None:
+            self.seconds += time.perf_counter() - since
 
 
 @functools.cache
@@ -45,14 +58,20 @@ def capture_watch() -> CaptureWatch:
     """Return the one watch of this process; the first call puts it in place, for good."""
     watch = CaptureWatch()
     graph_type: Any = torch.cuda.CUDAGraph
-    original = graph_type.capture_begin
+    begin, end = graph_type.capture_begin, graph_type.capture_end
 
-    @functools.wraps(original)
+    @functools.wraps(begin)
     def capture_begin(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's own
         watch.begin()
-        return original(*arguments, **options)
+        return begin(*arguments, **options)
 
-    graph_type.capture_begin = capture_begin
+    @functools.wraps(end)
+    def capture_end(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's own
+        answer = end(*arguments, **options)
+        watch.end()
+        return answer
+
+    graph_type.capture_begin, graph_type.capture_end = capture_begin, capture_end
     return watch
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,6 +40,7 @@ class FakeGraph:
 
 
 capture_watch_of_test = CaptureWatch()
+CAPTURE_S = 0.02
 
 
 @pytest.fixture(autouse=True)
@@ -220,8 +222,18 @@ def test_the_watch_sees_what_torch_itself_begins(monkeypatch: pytest.MonkeyPatch
             begun.append(str(pool))
             return "began"
 
+        def capture_end(self) -> str:
+            time.sleep(CAPTURE_S)
+            return "ended"
+
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     watch = capture_watch.__wrapped__()
     assert Graph().capture_begin(pool="p") == "began"  # type: ignore[comparison-overlap]
     assert begun == ["p"]
     assert watch.total == 1
+    assert watch.seconds == 0.0
+    assert Graph().capture_end() == "ended"  # type: ignore[comparison-overlap]
+    assert watch.seconds >= CAPTURE_S
+    after = watch.seconds
+    Graph().capture_end()  # of a capture that was not counted
+    assert watch.seconds == after

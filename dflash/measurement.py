@@ -21,7 +21,7 @@ class _Facts(BaseModel):
 
 
 class Estimate(_Facts):
-    """A figure and the 95 % bootstrap interval that it lies in."""
+    """A figure and its bootstrap interval, of 95 % unless its field says otherwise."""
 
     value: float
     low: float
@@ -124,9 +124,11 @@ class Comparison(_Facts):
 
     row: str = Field(description="name of the row")
     baseline: str = Field(description="name of the row it is compared with")
-    ratio: Estimate = Field(description="step time of the row over the baseline's; below 1: faster")
+    ratio: Estimate = Field(
+        description="step time of the row over the baseline's, below 1: faster; 99 % interval"
+    )
     pairs: int
-    precision: float = Field(description="relative half width that was asked for")
+    precision: float = Field(description="smallest relative difference that counts")
     verdict: Verdict
 
 
@@ -196,10 +198,13 @@ class Change(_Facts):
     before: float | None = None
     after: float | None = None
     ratio: Estimate | None = Field(
-        default=None, description="after over before; low = high where a figure is read only once"
+        default=None,
+        description="after over before, 99 % interval; low = high where a figure is read only once",
     )
     verdict: Literal["same", "better", "worse", "unclear"]
-    regression: bool = Field(default=False, description="it breaks a rule of --fail-if")
+    regression: bool | None = Field(
+        default=False, description="it breaks the rule; null: too noisy to tell, or not measured"
+    )
     rule: str = Field(default="", description="the rule that was asked about it, as given")
 
 

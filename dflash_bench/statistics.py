@@ -132,6 +132,20 @@ def rate(turns_ms: Turns, units: Sequence[float] | float) -> Estimate:
     return Estimate(value=found.value * 1e3, low=found.low * 1e3, high=found.high * 1e3)
 
 
+def step_interval(turns_ms: Turns, *, median: float) -> Estimate | None:
+    """The median step with a 95 % interval; None below ``MIN_PAIRS`` turns.
+
+    The interval is relative to the mean of the middle half, as everywhere else here.
+    """
+    if len(turns_ms) < MIN_PAIRS:
+        return None
+    logs = turn_logs(turns_ms)
+    resampled = _resampled(logs, np.random.default_rng(0))
+    found = _estimate(_middle(logs), resampled, level=LEVEL, count=len(logs))
+    scale = median / found.value
+    return Estimate(value=median, low=found.low * scale, high=found.high * scale)
+
+
 def spread(times_ms: Sequence[float]) -> Spread:
     """Median, deciles and maximum of one or more steps."""
     low, median, high = (float(part) for part in np.quantile(times_ms, (0.1, 0.5, 0.9)))

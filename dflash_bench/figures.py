@@ -50,6 +50,7 @@ FIGURES: dict[str, Figure] = {
     "model_tflops": _own("model_tflops", "once", higher_is_better=True),
     "matrix_share": _own("matrix_share", "once", higher_is_better=True),
     "loss_against_eager": _own("loss_against_eager", "count"),
+    "rss_gib": _of("memory", "rss_gib", "once"),
     **{
         name: _of("start_up", name, "once")
         for name in (
@@ -68,7 +69,6 @@ FIGURES: dict[str, Figure] = {
             "peak_reserved_gib",
             "graph_pools_gib",
             "process_gib",
-            "rss_gib",
             "device_allocs",
             "alloc_retries",
         )

@@ -1,0 +1,79 @@
+"""Whether two benches measured the same thing, and what else differs between them."""
+
+from collections.abc import Iterator
+
+from dflash.errors import UsageError
+from dflash.measurement import Bench
+
+SAME_OPTIONS = ("matmul", "drafters", "target_device", "data")
+"""What must be equal for two benches to have measured the same thing."""
+
+
+def refuse_others(before: Bench, after: Bench, *, judged: bool) -> None:
+    """Refuse two benches that did not measure the same thing, or not where they can be *judged*.
+
+    Raises:
+        UsageError: another shape or another way to measure; another machine where *judged*.
+    """
+    for name in before.shapes.keys() & after.shapes.keys():
+        old, new = before.shapes[name], after.shapes[name]
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) != new.get(key):
+                raise UsageError(
+                    f"shape {name} is not the same in both:"
+                    f" {key} is {old.get(key)} before and {new.get(key)} after",
+                    hint="measure both at one shape; --set makes a shape of any size",
+                )
+    for key in SAME_OPTIONS:
+        one, other = before.options.get(key), after.options.get(key)
+        if one != other:
+            raise UsageError(
+                f"the two did not measure the same: {key} is {one} before and {other} after",
+                hint="call the later one as the earlier one was: " + before.command,
+            )
+    if judged and before.device != after.device:
+        raise UsageError(
+            f"--fail-if would judge two machines: {before.device} before, {after.device} after",
+            hint="--other-machine judges all the same",
+        )
+
+
+def differences(before: Bench, after: Bench) -> Iterator[str]:
+    """What else could be behind a change: machine, versions, options; a sentence each."""
+    old, new = before.environment, after.environment
+    facts = [
+        ("device", before.device, after.device),
+        ("number of GPUs", len(old.gpus), len(new.gpus)),
+        ("CPU cores", old.cpu_cores, new.cpu_cores),
+        ("platform", old.platform, new.platform),
+        ("python", old.python, new.python),
+        ("CUDA of torch", old.cuda_build, new.cuda_build),
+        ("driver", old.driver, new.driver),
+        ("dflash", old.dflash, new.dflash),
+    ]
+    names = sorted(old.packages.keys() | new.packages.keys())
+    facts += [(name, old.packages.get(name), new.packages.get(name)) for name in names]
+    names = sorted((before.options.keys() | after.options.keys()) - {*SAME_OPTIONS})
+    facts += [
+        (f"option {name}", before.options.get(name), after.options.get(name)) for name in names
+    ]
+    for name, one, other in facts:
+        if one != other:
+            yield f"{name}: {one} before, {other} after"
+
+
+def notes(before: Bench, after: Bench, *, names: tuple[str, str]) -> Iterator[str]:
+    """What is missing on a side, failed, or was spoilt; a sentence each."""
+    for bench, other, name in ((before, after, names[0]), (after, before, names[1])):
+        if not bench.complete:
+            yield f"{name} is incomplete"
+        for spoilt in bench.weather.spoiled if bench.weather else ():
+            yield f"{name}: {spoilt.text}"
+        there = {row.name for row in other.rows}
+        for row in bench.rows:
+            if row.failed is not None:
+                yield f"{name}: {row.name} failed: {row.failed.type}: {row.failed.message}"
+            elif row.state == "skipped":
+                yield f"{name}: {row.name} was skipped: {row.why}"
+            elif row.name not in there:
+                yield f"only {name} has {row.name}"

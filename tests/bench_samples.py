@@ -125,7 +125,7 @@ def skipped(lengths: Any = "fixed") -> Row:  # noqa: ANN401 - one of two words
 def compared(row: Row, baseline: Row, verdict: Any = "faster") -> Comparison:  # noqa: ANN401
     assert row.step_ms is not None
     assert baseline.step_ms is not None
-    ratio = estimate(row.step_ms.median / baseline.step_ms.median, 0.0015)
+    ratio = estimate(row.step_ms.median / baseline.step_ms.median, 0.0012)
     return Comparison(
         row=row.name, baseline=baseline.name, ratio=ratio, pairs=8, precision=0.01, verdict=verdict
     )

@@ -4,17 +4,13 @@ The screen, markdown and the page show the same cells. Nothing is computed here 
 interval against its value.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from textwrap import shorten
 
-from dflash.measurement import Bench, Comparison, Estimate, Failed, Graphs, Memory, Row, StartUp
+from dflash.measurement import Bench, Comparison, Failed, Graphs, Memory, Row, StartUp
+from dflash.report.numbers import estimate_text, number, rate_unit, rough, share
 
-UNITS = {"token": "tok"}
-MILLION = 1_000_000
-TEN = 10.0
-MOST_DECIMALS = 4
 MOST_TOLD = 400
 
 
@@ -84,8 +80,22 @@ def other_comparisons(bench: Bench) -> list[Comparison]:
 
 def speed(group: Group) -> Table:
     """Units a second, step times, and the step time against the baseline's with its verdict."""
-    unit = next((row.unit for row in group.rows), "token")
+    return _table("speed", _speed(group), group.rows)
+
+
+def summary(group: Group) -> Table:
+    """Speed, and of memory and start-up one figure each: what fits into a pull request."""
     columns = [
+        *_speed(group),
+        Column("reserved GiB", _memory(lambda found: found.peak_reserved_gib)),
+        Column("first step s", _start_up(lambda found: found.first_step_s)),
+    ]
+    return _table("mode", columns, group.rows)
+
+
+def _speed(group: Group) -> list[Column]:
+    unit = next((row.unit for row in group.rows), "token")
+    return [
         Column(rate_unit(unit), lambda row: estimate_text(row.per_s)),
         Column("ms", lambda row: "" if row.step_ms is None else number(row.step_ms.median)),
         Column("p10", lambda row: "" if row.step_ms is None else number(row.step_ms.p10)),
@@ -94,7 +104,6 @@ def speed(group: Group) -> Table:
         Column(f"of {group.baseline}", lambda row: _ratio(group, row)),
         Column("", lambda row: _verdict(group, row)),
     ]
-    return _table("speed", columns, group.rows)
 
 
 def start_up(group: Group) -> Table:
@@ -183,45 +192,6 @@ def remarks(rows: Sequence[Row], *, with_shape: bool = False) -> Iterator[tuple[
             yield "--", f"{name} {row.state}: {row.why or 'no reason given'}"
         elif row.why:
             yield "??", f"{name}: {row.why}"
-
-
-def rate_unit(unit: str) -> str:
-    """``tok/s`` of tokens."""
-    return f"{UNITS.get(unit, unit)}/s"
-
-
-def number(value: float | None, *, digits: int = 4) -> str:
-    """So many digits, or all before the point; ``1.23M`` from a million on."""
-    if value is None or not math.isfinite(value):
-        return "" if value is None else str(value)
-    if isinstance(value, int) and abs(value) < MILLION:
-        return f"{value:,}"
-    if abs(value) >= MILLION:
-        return f"{value / MILLION:,.2f}M"
-    size = math.floor(math.log10(abs(value))) if value else 0
-    return f"{value:,.{min(max(0, digits - 1 - size), MOST_DECIMALS)}f}"
-
-
-def estimate_text(estimate: Estimate | None, *, digits: int = 4) -> str:
-    """``22,981 ±0.3%``: the wider side of its interval, as a share of the figure."""
-    if estimate is None:
-        return ""
-    wider = max(estimate.high - estimate.value, estimate.value - estimate.low)
-    if not estimate.value or not wider:
-        return number(estimate.value, digits=digits)
-    return f"{number(estimate.value, digits=digits)} ±{abs(wider / estimate.value):.1%}"
-
-
-def rough(value: float | None) -> str:
-    """Of seconds and GiB: one digit after the point, more below ten; counts as they are."""
-    if value is None or isinstance(value, int) or abs(value) < TEN:
-        return number(value, digits=3)
-    return f"{value:,.1f}"
-
-
-def share(value: float | None) -> str:
-    """``12.3%``."""
-    return "" if value is None else f"{value:.1%}"
 
 
 def _told(failed: Failed) -> str:

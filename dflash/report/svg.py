@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-COLOURS = ("#1f6fb2", "#c8501e", "#3a8a4d", "#7a4fa3")  # told apart by the colour-blind too
+# told apart by the colour-blind too, the first four best
+COLOURS = ("#1f6fb2", "#c8501e", "#3a8a4d", "#7a4fa3", "#8f7a12", "#5a6b7d")
 GREY = "#667"
 WIDTH, PANEL_HEIGHT, TITLE_HEIGHT = 720, 250, 34
 LEFT, RIGHT, TOP, BOTTOM = 68, 20, 18, 46
@@ -21,11 +22,15 @@ NICE_STEPS = (1, 2, 2.5, 5, 10)
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one colour; *marked* draws dots with their values, otherwise a line."""
+    """Points of one colour; *marked* draws dots with their values, otherwise a line.
+
+    *number* picks the colour; by default it is the series' place in its panel.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
     marked: bool = False
+    number: int | None = None
 
     def drawable(self) -> list[tuple[float, float]]:
         return [(x, y) for x, y in self.points if math.isfinite(x) and math.isfinite(y)]
@@ -33,12 +38,17 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes. *floor* is a value that the vertical axis reaches down to."""
+    """One pair of axes. The vertical one reaches down to *floor* and up to *ceiling*.
+
+    The horizontal one encloses *across* too.
+    """
 
     x_label: str
     y_label: str
     series: Sequence[Series]
     floor: float | None = None
+    ceiling: float | None = None
+    across: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +98,15 @@ def _panel(panel: Panel, *, top: int) -> Iterator[str]:
     if not points:
         yield _text(LEFT, top + PANEL_HEIGHT / 2, f"{panel.y_label}: nothing recorded", fill=GREY)
         return
-    xs, ys = [x for x, _ in points], [y for _, y in points]
+    xs, ys = [*panel.across, *(x for x, _ in points)], [y for _, y in points]
     x_ticks = ticks(min(xs), max(xs))
-    y_ticks = ticks(min([*ys, *([] if panel.floor is None else [panel.floor])]), max(ys))
+    ys += [end for end in (panel.floor, panel.ceiling) if end is not None]
+    y_ticks = ticks(min(ys), max(ys))
     across = Axis(x_ticks[0], x_ticks[-1], LEFT, WIDTH - RIGHT)
     up = Axis(y_ticks[0], y_ticks[-1], top + PANEL_HEIGHT - BOTTOM, top + TOP)
     yield from _frame(panel, across, up, ticks_xy=(x_ticks, y_ticks))
     for number, series in enumerate(panel.series):
-        yield from _draw(series, across, up, colour=COLOURS[number % len(COLOURS)])
+        yield from _draw(series, across, up, colour=_colour(series, number))
     yield from _legend(panel, top=top)
 
 
@@ -134,10 +145,14 @@ def _draw(series: Series, across: Axis, up: Axis, *, colour: str) -> Iterator[st
             yield label.replace("<text ", f"<text {HALO} ", 1)
 
 
+def _colour(series: Series, place: int) -> str:
+    return COLOURS[(place if series.number is None else series.number) % len(COLOURS)]
+
+
 def _legend(panel: Panel, *, top: int) -> Iterator[str]:
     x = float(LEFT + 8)
     for number, series in enumerate(panel.series):
-        colour = COLOURS[number % len(COLOURS)]
+        colour = _colour(series, number)
         yield f'<rect x="{x}" y="{top + 2}" width="11" height="11" fill="{colour}"/>'
         yield _text(x + 16, top + 12, series.name)
         x += 40 + 6.6 * len(series.name)

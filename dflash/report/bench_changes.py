@@ -15,7 +15,7 @@ def change_lines(changes: Changes) -> list[str]:
     lines += [line for text in changes.differences for line in wrapped("??", text)]
     for row, table in _tables(changes):
         lines += ["", row, *table_lines(table)]
-    said = [*_regressions(changes), *(("--", note) for note in changes.notes)]
+    said = [*_judged(changes), *(("--", note) for note in changes.notes)]
     lines += [""] * bool(said)
     return [*lines, *(line for sign, text in said for line in wrapped(sign, text))]
 
@@ -27,7 +27,7 @@ def changes_markdown(changes: Changes) -> str:
     lines += bullets([("??", text) for text in changes.differences])
     for row, table in _tables(changes):
         lines += [f"#### {plain(row)}", "", *markdown_table(table), ""]
-    lines += bullets([*_regressions(changes), *(("--", note) for note in changes.notes)])
+    lines += bullets([*_judged(changes), *(("--", note) for note in changes.notes)])
     return "\n".join(lines)
 
 
@@ -41,11 +41,15 @@ def _tables(changes: Changes) -> Iterator[tuple[str, Table]]:
 def _cells(change: Change) -> list[str]:
     ratio = "" if change.ratio is None else estimate_text(change.ratio, digits=4)
     verdict = "REGRESSION" if change.regression else change.verdict
+    if change.rule and change.regression is None:
+        verdict = "undecided"
     return [change.figure, number(change.before), number(change.after), ratio, verdict]
 
 
-def _regressions(changes: Changes) -> Iterator[tuple[str, str]]:
+def _judged(changes: Changes) -> Iterator[tuple[str, str]]:
     for each in changes.changes:
+        ratio = "" if each.ratio is None else f", {estimate_text(each.ratio)} of before"
         if each.regression:
-            ratio = "" if each.ratio is None else f", {estimate_text(each.ratio)} of before"
             yield "!!", f"{each.row}: {each.figure} breaks {each.rule!r}{ratio}"
+        elif each.rule and each.regression is None:
+            yield "??", f"{each.row}: {each.figure} is too unsure for {each.rule!r}{ratio}"

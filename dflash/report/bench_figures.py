@@ -31,8 +31,8 @@ def speed_bars(parts: Sequence[Group], numbers: Numbers) -> Iterator[str]:
     unit = rate_unit(parts[0].rows[0].unit)
     yield f"<h3>{escape(unit)}</h3>"
     yield (
-        '<p class="note">More is better. The short line on a bar is its 95 % interval; the verdict'
-        " compares step times, turn by turn.</p>"
+        '<p class="note">More is better. The short line on a bar is its 95 % interval. The verdict'
+        " rests on the 99 % interval of the ratio of step times, turn beside turn.</p>"
     )
     yield from _parts(parts, made)
 

@@ -8,8 +8,11 @@ from bench_samples import failed, measured, sample, turns
 
 from dflash.measurement import Bench, Estimate, Memory, Row
 from dflash.report.bars import Bar, bars, reach
+from dflash.report.bench_columns import Group, groups
+from dflash.report.bench_figures import colours, curve_figure, memory_curves
 from dflash.report.bench_html import bench_html
 from dflash.report.strips import COLUMNS, ROWS, SCALES, Strip, scale_of, strips
+from dflash.report.svg import COLOURS
 
 VOID = {"meta", "rect", "line", "path", "circle", "polyline", "br"}
 
@@ -48,6 +51,11 @@ class Page(HTMLParser):
 def bench(*rows: Row) -> Bench:
     cleared = {"rows": list(rows), "comparisons": [], "scaling": []}
     return sample().model_copy(update=cleared)
+
+
+def colours_and_parts(found: Bench) -> tuple[list[Group], dict[str, int]]:
+    parts = groups(found)
+    return parts, dict(colours(parts))
 
 
 def test_the_page_is_whole_and_fetches_nothing() -> None:
@@ -161,3 +169,19 @@ def test_rows_with_next_to_nothing_still_make_a_page() -> None:
     for some in (bench(bare), bench(host), bench_empty, bench(failed())):
         Page(bench_html(some))
     assert "host 1.50" in bench_html(bench(host))
+
+
+def test_memory_over_steps_has_the_modes_colours_and_one_scale_for_all_lengths() -> None:
+    rows = [failed(), *(measured("eager", lengths) for lengths in ("fixed", "variable"))]
+    parts = colours_and_parts(bench(*rows))
+    reserved, allocated = (piece for piece in memory_curves(*parts) if "<svg" in piece)
+    for figure in (reserved, allocated):
+        assert set(re.findall(r'<polyline [^>]*stroke="(#\w+)"', figure)) == {COLOURS[1]}
+        assert figure.count(">30</text>") == 2  # the variable lengths' peak rounds up to it
+
+
+def test_step_time_and_memory_of_a_curve_share_their_horizontal_axis() -> None:
+    (curve,) = sample().scaling
+    labels = re.findall(r'text-anchor="middle"[^>]*>(\d+000)</text>', curve_figure(curve))
+    assert labels[: len(labels) // 2] == labels[len(labels) // 2 :]
+    assert labels[-1] == "50000"

@@ -98,6 +98,16 @@ def test_a_comparison_is_narrow_and_names_the_rule_that_broke() -> None:
     assert style_of(broken) == "bold red"
 
 
+def test_a_rule_that_could_not_be_judged_is_not_passed_over() -> None:
+    asked = {"regression": None, "rule": "step_ms > +3%"}
+    unsure = CHANGES.changes[0].model_copy(update=asked)
+    lines = change_lines(CHANGES.model_copy(update={"changes": [unsure], "notes": []}))
+    text = " ".join(" ".join(lines).split())
+    assert f"?? {ROW}: step_ms is too unsure for 'step_ms > +3%'" in text
+    assert "1.051 ±0.3% undecided" in text
+    assert "REGRESSION" not in text
+
+
 @pytest.mark.parametrize("told", ["REGRESSION", "breaks", "torch differs", "later one only", ROW])
 def test_a_comparison_in_markdown_says_the_same(told: str) -> None:
     text = changes_markdown(CHANGES)

@@ -4,26 +4,42 @@ A subject that raises, crashes or hangs ends its own process and becomes a ``Fai
 go on. Knows nothing of what is measured.
 """
 
+import faulthandler
 import multiprocessing
 import os
+import resource
 import signal
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
+from dflash.diagnose.child import stay_with
+
 Facts = dict[str, Any]
-Order = Literal["build", "prepare", "turn", "finish"]
+Order = Literal["build", "prepare", "settle", "turn", "bare", "finish"]
 END_S = 5.0
+STACKS_S = 3.0
+"""Between SIGABRT, at which a hanging child writes the stacks of its threads, and SIGKILL."""
+
+STACKS_CHARS = 12_000
 
 
 class Subject(Protocol):
-    """What one process measures; everything it returns is picklable."""
+    """What one process measures; everything it returns is picklable.
+
+    It may have two methods more, both of which return milliseconds: ``settle`` runs untimed steps
+    after ``prepare``, alone on the device; ``bare`` is a turn without measuring its steps one by
+    one, the mean step of which it returns.
+    """
 
     def build(self) -> Facts:
         """Make what is measured; others may be using the device meanwhile."""
@@ -66,7 +82,15 @@ class Child:
         self.limit_s = limit_s
         context = multiprocessing.get_context("spawn")
         self._pipe, self._theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(self._theirs, make), name=name)
+        handle, stacks = tempfile.mkstemp(prefix="dflash-bench-", suffix=".stacks")
+        os.close(handle)
+        self._stacks = Path(stacks)
+        self._process = context.Process(
+            target=_serve,
+            args=(self._theirs, make),
+            kwargs={"stacks": self._stacks, "parent": os.getpid()},
+            name=name,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -77,17 +101,23 @@ class Child:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self.close(at_once=kind is not None)
 
     @property
     def alive(self) -> bool:
         """Whether its process runs."""
         return self._process.is_alive()
 
+    @property
+    def pid(self) -> int | None:
+        """Of its process, once it is started."""
+        return self._process.pid
+
     def start(self) -> None:
         """Start the process and let it build, without waiting for it."""
         self._started_at = time.time()
-        self._process.start()
+        with _interrupts_held_back():  # for good in the child: the parent ends it
+            self._process.start()
         self._theirs.close()
         self._send("build")
 
@@ -103,6 +133,17 @@ class Child:
             self.facts |= prepared[1]
             self.prepared_s = built[0] - self._started_at + prepared[0] - asked_at
 
+    def settle(self) -> None:
+        """Let the subject run the steps that it leaves untimed."""
+        answer = self._ask("settle")
+        if answer is not None and answer[1] is not None:
+            self.facts.setdefault("first_steps_ms", []).extend(answer[1])
+
+    def bare(self) -> float | None:
+        """Milliseconds of a step that is measured as little as can be; None if it has no such."""
+        answer = self._ask("bare")
+        return None if answer is None else answer[1]
+
     def turn(self) -> None:
         """Let the subject run some steps."""
         answer = self._ask("turn")
@@ -116,16 +157,17 @@ class Child:
             self.facts |= answer[1]
         self.close()
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         """End the process, whatever it does."""
         self._pipe.close()  # it ends by itself when it is waiting for the next order
         if self._process.pid is None:
             self._theirs.close()
-            return
-        self._process.join(END_S if self.failure is None else 0.0)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        else:
+            self._process.join(0.0 if at_once or self.failure is not None else END_S)
+            if self._process.is_alive():
+                self._process.kill()
+                self._process.join()
+        self._stacks.unlink(missing_ok=True)
 
     def _ask(self, order: Order) -> tuple[float, Any] | None:
         self._send(order)
@@ -142,45 +184,63 @@ class Child:
             return None
         try:
             if not self._pipe.poll(self.limit_s):
-                self.failure = Failure("Hang", f"no answer within {self.limit_s:g} s", order)
-                self._process.kill()
+                message = f"no answer within {self.limit_s:g} s"
+                self.failure = Failure("Hang", message, order, self._last_stacks())
                 return None
             answer: tuple[float, Any] = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join(END_S)
-            self.failure = Failure("ProcessDied", _ending(self._process.exitcode), order)
+            message = _ending(self._process.exitcode)
+            self.failure = Failure("ProcessDied", message, order, self._last_stacks())
             return None
         if isinstance(answer[1], Failure):
             self.failure = answer[1]
             return None
         return answer
 
+    def _last_stacks(self) -> str:
+        """End the process, if it has not ended; the stacks that it leaves."""
+        with suppress(OSError):
+            if self._process.is_alive() and self._process.pid is not None:
+                os.kill(self._process.pid, signal.SIGABRT)
+                self._process.join(STACKS_S)
+        self._process.kill()
+        return self._stacks.read_text(encoding="utf-8", errors="replace")[:STACKS_CHARS]
 
-def take_turns(children: Sequence[Child], *, num_turns: int, say: Callable[[str], None]) -> None:
-    """Make all ready one after another, let them take turns A B B A ..., and finish all.
 
-    Each starts and builds while the one before it compiles.
-    """
-    children[0].start()
+def make_ready(children: Sequence[Child], *, say: Callable[[str], None]) -> None:
+    """Make all ready one after another; each starts and builds while the one before compiles."""
+    if children:
+        children[0].start()
     for child, following in zip(children, [*children[1:], None], strict=True):
         if following is not None:
             following.start()
         say(f"{child.name}: making ready")
         child.prepare()
+        child.settle()
         say(f"{child.name}: {_state(child)}")
-    for number in range(num_turns):
+
+
+def take_turns(
+    children: Sequence[Child], *, enough: Callable[[int], bool], say: Callable[[str], None]
+) -> int:
+    """Let children that are ready take turns, A B B A ..., until *enough* says so; return how many.
+
+    *enough* is asked after every round, with their number. Ends too when all have failed.
+    """
+    for number in count():
+        if all(child.failure is not None for child in children) or enough(number):
+            return number
         for child in children if number % 2 == 0 else reversed(children):
             child.turn()
-        say(f"turn {number + 1} of {num_turns}")
-    for child in children:
-        child.finish()
-        say(f"{child.name}: {_state(child)}")
+        say(f"turn {number + 1}")
+    raise AssertionError
 
 
 def _state(child: Child) -> str:
     if child.failure is not None:
         return f"{child.failure.type} during {child.failure.during}: {child.failure.message}"
-    return "done" if child.turns else f"ready {child.prepared_s:.1f} s after its start"
+    return f"ready {child.prepared_s:.1f} s after its start"
 
 
 def _ending(exit_code: int | None) -> str:
@@ -191,10 +251,22 @@ def _ending(exit_code: int | None) -> str:
     return f"exit code {exit_code}"
 
 
-def _serve(pipe: Connection, make: Callable[[], Subject]) -> None:
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C goes to every process of the terminal; what is started inside never sees it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(pipe: Connection, make: Callable[[], Subject], *, stacks: Path, parent: int) -> None:
     """Carry out orders until the pipe closes; runs in the child."""
+    stay_with(parent)
     os.dup2(2, 1)  # results on stdout are the parent's to print
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent ends us
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.enable(stacks.open("w"), all_threads=True)
     subject: Subject | None = None
     while True:
         try:
@@ -204,7 +276,7 @@ def _serve(pipe: Connection, make: Callable[[], Subject]) -> None:
             os._exit(0)  # an orderly end with compilers, graphs and pools takes seconds
         try:
             subject = subject or make()
-            answer = getattr(subject, order)()
+            answer = getattr(subject, order, _nothing)()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a row of the table
             message = next(iter(str(error).splitlines()), "")
             trace = "".join(traceback.format_exception(error))
@@ -212,3 +284,7 @@ def _serve(pipe: Connection, make: Callable[[], Subject]) -> None:
         pipe.send((time.time(), answer))
         if isinstance(answer, Failure):
             return
+
+
+def _nothing() -> None:
+    """What a subject answers to an order that it need not know."""

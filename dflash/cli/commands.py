@@ -24,6 +24,9 @@ COMMANDS = {
     "export": Command("dflash.cli.export", "export", "write a folder that serving engines load"),
     "config": Command("dflash.cli.config", "config_app", "write, check and show configurations"),
     "diagnose": Command("dflash.cli.diagnose", "diagnose", "reproduce failure modes and judge"),
+    "bench": Command("dflash.cli.bench", "bench", "measure execution modes against each other"),
+    "bench compare": Command("dflash.cli.bench_compare", "compare", "compare two of its files"),
+    "bench scaling": Command("dflash.cli.bench_scaling", "scaling", "sweep one size of a shape"),
     "explain": Command("dflash.cli.explain", "explain", "show the page of one failure mode"),
     "env": Command("dflash.cli.env", "env", "show versions, GPUs and what is available"),
 }
@@ -47,6 +50,9 @@ def call(name: str, arguments: Sequence[str]) -> None:
     Raises:
         UsageError: there is no such command.
     """
+    first = " ".join([name, *arguments[:1]])
+    if first in COMMANDS:  # of two words
+        name, arguments = first, arguments[1:]
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, [*COMMANDS, "--help", "--version"], n=1)
         raise UsageError(
@@ -63,7 +69,8 @@ def call(name: str, arguments: Sequence[str]) -> None:
         root.add_typer(thing, name=name, help=entry.help)
     else:
         root.command(name)(thing)
-    typer.main.get_command(root)(args=[name, *arguments], prog_name="dflash")
+    words = [name, *arguments]
+    typer.main.get_command(root)(args=words, prog_name="dflash", obj=words)
 
 
 def _no_options() -> None:

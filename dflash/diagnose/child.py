@@ -28,7 +28,7 @@ MAX_THREAD_ERRORS = 8
 
 def main() -> NoReturn:
     words = _words()
-    _stay_with(words.parent)
+    stay_with(words.parent)
     faulthandler.enable(all_threads=True)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     lost: list[dict[str, str]] = []
@@ -94,7 +94,7 @@ def _write(path: Path, value: dict[str, Any]) -> None:
     beside.replace(path)
 
 
-def _stay_with(parent: int) -> None:
+def stay_with(parent: int) -> None:
     """Die when *parent* does, however it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -29,6 +29,7 @@ class Setting:
         matmul: as ``precision.matmul``.
         drafter: a run folder or checkpoint to decode with; random weights without.
         data: what the pipeline trains on, as ``data.train``, or one file of prompts to decode.
+        profile: also find out which kernels the time goes to, after everything else.
     """
 
     shape: BenchShape
@@ -41,6 +42,7 @@ class Setting:
     seed: int = 0
     drafter: str = ""
     data: tuple[str, ...] = ()
+    profile: bool = False
 
 
 class Found(TypedDict, total=False):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from bench_subjects import Crashing, Hanging, Leaving, Printing, Raising, Slow, Sound, Unbuilt
 
-from dflash_bench.turns import Child, take_turns
+from dflash_bench.turns import Child, make_ready, take_turns
 
 
 def run(subjects: dict[str, type[Sound]], log: Path, *, num_turns: int = 2) -> list[Child]:
@@ -17,7 +17,10 @@ def run(subjects: dict[str, type[Sound]], log: Path, *, num_turns: int = 2) -> l
             stack.enter_context(Child(name, partial(kind, name, log), limit_s=20.0))
             for name, kind in subjects.items()
         ]
-        take_turns(children, num_turns=num_turns, say=lambda _: None)
+        make_ready(children, say=lambda _: None)
+        take_turns(children, enough=lambda number: number == num_turns, say=lambda _: None)
+        for child in children:
+            child.finish()
     return children
 
 

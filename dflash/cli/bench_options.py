@@ -1,0 +1,147 @@
+"""The options of ``dflash bench`` and ``dflash bench scaling``, and the plan they make."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from dflash.errors import UsageError
+
+if TYPE_CHECKING:
+    from dflash_bench.session import BenchPlan
+    from dflash_bench.shapes import BenchShape
+
+Cases = Annotated[
+    list[str] | None, typer.Argument(metavar="CASE", help="what to measure; --list shows all")
+]
+Modes = Annotated[
+    list[str] | None, typer.Option("--mode", metavar="M", help="repeatable; all that apply")
+]
+Shapes = Annotated[
+    list[str] | None, typer.Option("--shape", metavar="NAME", help="repeatable; --list")
+]
+Configs = Annotated[
+    list[Path] | None, typer.Option("--config", metavar="FILE", help="your own training as a shape")
+]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="of every shape; repeatable")
+]
+LengthsOf = Annotated[
+    list[str] | None,
+    typer.Option("--lengths", metavar="fixed|variable", help="of batches; repeatable"),
+]
+Drafters = Annotated[int, typer.Option(min=1, help="threads with a drafter each")]
+Devices = Annotated[
+    list[str] | None, typer.Option("--device", metavar="D", help="cpu or cuda:N; repeatable")
+]
+TargetDevice = Annotated[str, typer.Option("--target-device", help="auto, cpu or cuda:N")]
+Matmul = Annotated[Literal["bf16", "fp8"], typer.Option(help="as precision.matmul")]
+DrafterPath = Annotated[
+    str, typer.Option("--drafter", metavar="CHECKPOINT", help="run or checkpoint, to decode with")
+]
+Data = Annotated[
+    list[str] | None, typer.Option("--data", metavar="FILE", help="texts or prompts; repeatable")
+]
+Seed = Annotated[int, typer.Option(min=0, help="of weights and batches")]
+Steps = Annotated[int, typer.Option(min=1, help="timed steps in a turn")]
+Pairs = Annotated[int, typer.Option(min=1, help="turns of every mode, at least")]
+Precision = Annotated[str, typer.Option(metavar="P%", help="smallest difference that counts")]
+MaxTime = Annotated[
+    float, typer.Option(min=0.1, metavar="S", help="seconds of turns for each case and shape")
+]
+Timeout = Annotated[float, typer.Option(min=0.1, metavar="S", help="longer silence is a hang")]
+Expect = Annotated[
+    list[str] | None,
+    typer.Option("--expect", metavar="'EXPR'", help="'graphed/eager >= 3'; repeatable"),
+]
+Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="write it for a pull request")]
+Html = Annotated[Path | None, typer.Option(metavar="FILE", help="write one HTML page")]
+RequireGpu = Annotated[bool, typer.Option("--require-gpu", help="exit 3 where there is none")]
+
+
+def share(text: str, option: str) -> float:
+    """Read "1%" or "0.01".
+
+    Raises:
+        UsageError: it is no number above 0 and below 1.
+    """
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        what = f"{option} {text} is no share above 0 and below 1"
+        raise UsageError(what, hint=f"such as {option} 1%, or {option} 0.01")
+    return value
+
+
+def bench_plan(given: Mapping[str, Any]) -> "BenchPlan":
+    """The plan that a command's parameters make; *given* is by their names.
+
+    Raises:
+        UsageError: no such case, mode or shape, or a precision that is none.
+        ConfigError: a configuration is wrong.
+    """
+    from dflash_bench.selection import chosen_cases, chosen_modes
+    from dflash_bench.session import BenchPlan
+
+    cases = chosen_cases(given["cases"] or [])
+    wanted = {
+        "cases": tuple(case.name for case in cases),
+        "modes": chosen_modes(given["modes"] or [], cases),
+        "shapes": _shapes(given),
+        "lengths": _lengths(given["lengths"] or ["fixed"]),
+        "drafters": given["drafters"],
+        "devices": tuple(given["devices"] or ["auto"]),
+        "target_device": given["target_device"],
+        "drafter": given["drafter"],
+        "data": tuple(given["data"] or []),
+        "matmul": given["matmul"],
+        "seed": given["seed"],
+        "turn_steps": given["steps"],
+        "min_pairs": given["pairs"],
+        "precision": share(given["precision"], "--precision"),
+        "max_time_s": given["max_time"],
+        "limit_s": given["timeout"],
+        "require_gpu": given["require_gpu"],
+        "command": _command(given["context"].obj),
+    }
+    known = {field.name for field in fields(BenchPlan)}
+    return BenchPlan(**{name: value for name, value in wanted.items() if name in known})
+
+
+def _command(words: list[str]) -> str:
+    """What to type to do it again; the first word is a command's name, of two words perhaps."""
+    return f"dflash {words[0]} {shlex.join(words[1:])}".strip()
+
+
+def _lengths(words: list[str]) -> tuple[str, ...]:
+    for word in words:
+        if word not in ("fixed", "variable"):
+            raise UsageError(f"--lengths {word} is neither fixed nor variable")
+    return tuple(dict.fromkeys(words))
+
+
+def _shapes(given: Mapping[str, Any]) -> "tuple[BenchShape, ...]":
+    from dflash_bench.shapes import named_shape, shape_of_config
+
+    overrides = given["sets"] or []
+    names = list(dict.fromkeys(given["shapes"] or []))
+    configs = list(dict.fromkeys(given["configs"] or []))
+    if not names and not configs:
+        names = [default_shape(given["devices"] or [])]
+    return (
+        *(named_shape(name, overrides) for name in names),
+        *(shape_of_config(path, overrides) for path in configs),
+    )
+
+
+def default_shape(devices: list[str]) -> str:
+    """What is measured where nothing is said: something that the machine can do."""
+    import torch
+
+    on_gpu = torch.cuda.is_available() and not all(device == "cpu" for device in devices or ["gpu"])
+    return "qwen3-8b-3072" if on_gpu else "tiny"

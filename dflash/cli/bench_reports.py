@@ -1,0 +1,105 @@
+"""Where a bench and a comparison go: the screen, or one JSON value, and the files asked for."""
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash.cli.output import check_writable, print_lines, talk, write_report
+
+if TYPE_CHECKING:
+    from dflash.measurement import Bench, Changes
+    from dflash_bench.expectations import Outcome
+
+FOUND_EXIT = 1
+INCONCLUSIVE_EXIT = 4
+INTERRUPTED_EXIT = 130  # 128 + SIGINT, as shells report it
+
+SIGNS = {"met": "ok", "missed": "!!", "unclear": "??"}
+WIDTH = 78
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReports:
+    """``json_out`` "-" is stdout, and then nothing else is printed there."""
+
+    json_out: str | None = None
+    markdown: Path | None = None
+    html: Path | None = None
+
+    def check(self) -> None:
+        """Refuse files that cannot be written, before anything is measured.
+
+        Raises:
+            UsageError: one cannot.
+        """
+        for path in (self._json_file, self.markdown, self.html):
+            if path is not None:
+                check_writable(path)
+
+    def give(self, bench: "Bench", outcomes: "Sequence[Outcome]" = ()) -> None:
+        """Print *bench* and what became of the expectations, and write every file.
+
+        Raises:
+            UsageError: a file cannot be written.
+        """
+        from dflash.report.bench import bench_lines, style_of
+        from dflash.report.bench_html import bench_html
+        from dflash.report.bench_markdown import bench_markdown
+        from dflash_bench.files import bench_json
+
+        self._write(self._json_file, lambda: bench_json(bench))  # first: nothing may lose it
+        if self.json_out == "-":
+            print(bench_json(bench), end="")
+            for line in outcome_lines(outcomes):
+                talk(line)
+        else:
+            print_lines([*bench_lines(bench), *outcome_lines(outcomes)], style_of)
+        self._write(self.markdown, lambda: bench_markdown(bench))
+        self._write(self.html, lambda: bench_html(bench))
+
+    def give_changes(self, changes: "Changes") -> None:
+        """Print a comparison and write every file.
+
+        Raises:
+            UsageError: a file cannot be written.
+        """
+        from dflash.report.bench import style_of
+        from dflash.report.bench_changes import change_lines, changes_markdown
+
+        text = changes.model_dump_json(indent=2) + "\n"
+        self._write(self._json_file, lambda: text)
+        if self.json_out == "-":
+            print(text, end="")
+        else:
+            print_lines(change_lines(changes), style_of)
+        self._write(self.markdown, lambda: changes_markdown(changes))
+
+    @property
+    def _json_file(self) -> Path | None:
+        return Path(self.json_out) if self.json_out not in (None, "", "-") else None
+
+    def _write(self, path: Path | None, text: Callable[[], str]) -> None:
+        if path is not None:
+            write_report(path, text())
+
+
+def outcome_lines(outcomes: "Sequence[Outcome]") -> Iterator[str]:
+    """What became of every expectation."""
+    for outcome in outcomes:
+        text = f"{SIGNS[outcome.state]} {outcome.text} is {outcome.state}: {outcome.why}"
+        yield from textwrap.wrap(text, WIDTH, subsequent_indent="   ")
+
+
+def exit_code(bench: "Bench", outcomes: "Sequence[Outcome]" = ()) -> int:
+    """What a command that measured *bench* leaves with."""
+    states = {outcome.state for outcome in outcomes}
+    rows = {row.state for row in bench.rows}
+    if not bench.complete:
+        return INTERRUPTED_EXIT
+    if "failed" in rows or "missed" in states:
+        return FOUND_EXIT
+    if "measured" not in rows or "unclear" in states:
+        return INCONCLUSIVE_EXIT
+    return 0

@@ -40,10 +40,9 @@ def _tables(changes: Changes) -> Iterator[tuple[str, Table]]:
 
 def _cells(change: Change) -> list[str]:
     ratio = "" if change.ratio is None else estimate_text(change.ratio, digits=4)
-    verdict = "REGRESSION" if change.regression else change.verdict
-    if change.rule and change.regression is None:
-        verdict = "undecided"
-    return [change.figure, number(change.before), number(change.after), ratio, verdict]
+    undecided = change.rule and change.regression is None
+    judged = "REGRESSION" if change.regression else "undecided" if undecided else change.verdict
+    return [change.figure, number(change.before), number(change.after), ratio, judged]
 
 
 def _judged(changes: Changes) -> Iterator[tuple[str, str]]:
@@ -52,4 +51,4 @@ def _judged(changes: Changes) -> Iterator[tuple[str, str]]:
         if each.regression:
             yield "!!", f"{each.row}: {each.figure} breaks {each.rule!r}{ratio}"
         elif each.rule and each.regression is None:
-            yield "??", f"{each.row}: {each.figure} is too unsure for {each.rule!r}{ratio}"
+            yield "??", f"{each.row}: {each.figure} cannot be judged by {each.rule!r}{ratio}"

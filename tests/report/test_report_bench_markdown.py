@@ -103,7 +103,7 @@ def test_a_rule_that_could_not_be_judged_is_not_passed_over() -> None:
     unsure = CHANGES.changes[0].model_copy(update=asked)
     lines = change_lines(CHANGES.model_copy(update={"changes": [unsure], "notes": []}))
     text = " ".join(" ".join(lines).split())
-    assert f"?? {ROW}: step_ms is too unsure for 'step_ms > +3%'" in text
+    assert f"?? {ROW}: step_ms cannot be judged by 'step_ms > +3%'" in text
     assert "1.051 ±0.3% undecided" in text
     assert "REGRESSION" not in text
 

@@ -16,6 +16,7 @@ from dflash_bench.shapes import BenchShape
 
 DEFINITIONS_APART = re.compile(r"\n{3,}")
 MIN_CHARACTERS = 64
+JOINED_CHARACTERS = 1_000_000
 
 
 def random_target(
@@ -46,10 +47,13 @@ def random_target(
     return Target(Loaded(model, tokenizer), taps=drafter.target_layer_ids, device=str(device))
 
 
-def write_definitions(out: Path) -> Path:
-    """Write real text of real, varying lengths: the standard library's top-level definitions."""
+def write_definitions(out: Path, *, joined: bool = False) -> Path:
+    """Write real text of real, varying lengths: the standard library's top-level definitions.
+
+    *joined*, a few of them are one text each, long enough to be cut into pieces of equal length.
+    """
     with out.open("w", encoding="utf-8") as file:
-        for text in _definitions():
+        for text in _joined_definitions() if joined else _definitions():
             file.write(json.dumps({"text": text}) + "\n")
     return out
 
@@ -59,3 +63,12 @@ def _definitions() -> Iterator[str]:
         for text in DEFINITIONS_APART.split(path.read_text(encoding="utf-8", errors="ignore")):
             if len(text) >= MIN_CHARACTERS:
                 yield text
+
+
+def _joined_definitions() -> Iterator[str]:
+    parts: list[str] = []
+    for text in _definitions():
+        parts.append(text)
+        if sum(map(len, parts)) >= JOINED_CHARACTERS:
+            yield "\n".join(parts)
+            parts.clear()

@@ -1,0 +1,110 @@
+"""A subject that repeats one call in its main thread: for cases that are no training step."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count, islice
+from typing import Any
+
+import torch
+
+from dflash_bench.cases._case import Found, Setting
+from dflash_bench.counters import Counters
+from dflash_bench.timing import time_steps
+
+LEAD_IN_STEPS = 2
+"""Untimed at the start of a turn: caches and clocks are those of whoever had the turn before."""
+
+
+TOLD_STEPS = 4096
+"""Timed steps of which it is told beforehand what each is worth."""
+
+Run = Callable[[int], object]
+
+
+def nothing_more() -> Found:
+    """Return nothing."""
+    return {}
+
+
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """What is repeated.
+
+    Attributes:
+        make_ready: compiles, captures, and returns what makes the step of a number; nobody else
+            uses the device meanwhile.
+        device: where it runs.
+        units: what the step of this number is worth.
+        calls: of it in one reading of the clock, where one is too short for it.
+        padded: varying lengths are padded to one shape.
+        finish: what is to be told at the end.
+    """
+
+    make_ready: Callable[[], Run]
+    device: torch.device
+    units: Callable[[int], float]
+    calls: int = 1
+    padded: bool = False
+    finish: Callable[[], Found] = field(default=nothing_more)
+
+
+class Repeated:
+    """The subject around some work; a timed step is one call, by the mean over a reading."""
+
+    def __init__(self, setting: Setting, make: Callable[[Setting], Work]) -> None:
+        self.setting = setting
+        self._make = make
+        self._number = 0
+
+    def build(self) -> dict[str, Any]:
+        started = time.perf_counter()
+        self.work = self._make(self.setting)
+        self._wait()
+        self._counters = Counters(self.work.device)
+        return {
+            "build_s": time.perf_counter() - started,
+            "units": [self.work.units(number) for number in self._timed_numbers()],
+            "padded": self.work.padded,
+        }
+
+    def prepare(self) -> dict[str, Any]:
+        started = time.perf_counter()
+        self._run = self.work.make_ready()
+        self._wait()
+        warm = time.perf_counter()
+        self._run(0)
+        self._wait()
+        first_ms = (time.perf_counter() - warm) * 1e3
+        self._number = 1
+        self._counters.begin()
+        return {"warm_up_s": warm - started, "first_steps_ms": [first_ms]}
+
+    def turn(self) -> list[float]:
+        in_turn = LEAD_IN_STEPS + self.setting.turn_steps
+        times = time_steps(self._reading, in_turn, self.work.device)
+        self._counters.read(self._number)
+        return [time_ms / self.work.calls for time_ms in times[LEAD_IN_STEPS:]]
+
+    def finish(self) -> dict[str, Any]:
+        found: Found = {"memory": self._counters.memory(), "graphs": self._counters.graphs()}
+        return {**found, **self.work.finish()}
+
+    def _timed_numbers(self) -> Iterator[int]:
+        """The numbers of the first timed steps: 0 is the first of all, and turns have a lead-in."""
+        in_turn = LEAD_IN_STEPS + self.setting.turn_steps
+        after_lead_in = (
+            1 + turn * in_turn + number
+            for turn in count()
+            for number in range(LEAD_IN_STEPS, in_turn)
+        )
+        return islice(after_lead_in, TOLD_STEPS)
+
+    def _reading(self, _number: int) -> None:
+        for _ in range(self.work.calls):
+            self._run(self._number)
+        self._number += 1
+
+    def _wait(self) -> None:
+        if self.work.device.type == "cuda":
+            torch.cuda.synchronize(self.work.device)

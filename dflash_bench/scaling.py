@@ -1,0 +1,209 @@
+"""Cost curves: one size of a shape swept, its exponent, and the memory plan beside the peaks."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from dflash.measurement import Bench, Estimate, Row, Scaling, Weather
+from dflash.train.fit import OUTSIDE_BYTES
+from dflash.train.memory import GIB
+from dflash_bench.cases import all_cases
+from dflash_bench.cases._case import Lengths, Setting
+from dflash_bench.session import BenchPlan, run_bench
+from dflash_bench.shapes import BenchShape
+from dflash_bench.statistics import fit_exponent
+from dflash_bench.swept import Over, check_values, step_of, swept_shape
+
+MIN_POINTS = 3
+"""Of an exponent: two points lie on any line."""
+
+FARTHEST = {"token_budget": 2**21, "num_anchors": 2**18, "drafters": 64}
+"""How far a wall is looked for; documents take no memory."""
+
+
+def run_scaling(
+    plan: BenchPlan, over: Over, values: Sequence[int], *, say: Callable[[str], None]
+) -> Bench:
+    """Measure every shape of *plan* at every one of *values*; a curve for each mode.
+
+    Raises:
+        UsageError: a value that a shape cannot have; else what ``run_bench`` raises.
+    """
+    for shape in plan.shapes:
+        check_values(shape, over, values)
+    found: Bench | None = None
+    for part in _parts(plan, over, values):
+        bench = run_bench(part, say=say)
+        found = bench if found is None else joined(found, bench)
+        if not bench.complete:
+            break
+    assert found is not None, "there was no value to measure"
+    curves = [
+        curve
+        for shape in plan.shapes
+        for curve in _curves(plan, shape, over=over, values=values, bench=found)
+    ]
+    options = {**found.options, "over": over, "values": list(values)}
+    return found.model_copy(update={"scaling": curves, "options": options})
+
+
+def _parts(plan: BenchPlan, over: Over, values: Sequence[int]) -> Iterator[BenchPlan]:
+    """One bench of all shapes, or one for each number of drafters."""
+    if over != "drafters":
+        shapes = tuple(swept_shape(s, over, value) for s in plan.shapes for value in values)
+        yield replace(plan, shapes=shapes)
+        return
+    for value in values:
+        shapes = tuple(swept_shape(shape, over, value) for shape in plan.shapes)
+        yield replace(plan, shapes=shapes, drafters=value)
+
+
+def joined(one: Bench, other: Bench) -> Bench:
+    """Two benches of one machine as one."""
+    return one.model_copy(
+        update={
+            "complete": one.complete and other.complete,
+            "wall_s": one.wall_s + other.wall_s,
+            "shapes": {**one.shapes, **other.shapes},
+            "rows": [*one.rows, *other.rows],
+            "comparisons": [*one.comparisons, *other.comparisons],
+            "weather": _joined_weather(one.weather, other.weather),
+            "overhead_share": max(
+                (b.overhead_share for b in (one, other) if b.overhead_share is not None),
+                default=None,
+            ),
+        }
+    )
+
+
+def _joined_weather(one: Weather | None, other: Weather | None) -> Weather | None:
+    """Both together; a median of two medians is none."""
+    if one is None or other is None:
+        return one or other
+    lows = [w.sm_mhz_low for w in (one, other) if w.sm_mhz_low is not None]
+    highs = [w.sm_mhz_high for w in (one, other) if w.sm_mhz_high is not None]
+    hottest = [w.temperature_c_max for w in (one, other) if w.temperature_c_max is not None]
+    return Weather(
+        samples=one.samples + other.samples,
+        sm_mhz_low=min(lows, default=None),
+        sm_mhz_high=max(highs, default=None),
+        temperature_c_max=max(hottest, default=None),
+        spoiled=[*one.spoiled, *other.spoiled],
+        unknown_because=one.unknown_because or other.unknown_because,
+    )
+
+
+def _curves(
+    plan: BenchPlan, shape: BenchShape, *, over: Over, values: Sequence[int], bench: Bench
+) -> Iterator[Scaling]:
+    for case in plan.cases:
+        for lengths in plan.lengths:
+            modes = [
+                row.mode
+                for row in bench.rows
+                if (row.case, row.lengths) == (case, lengths)
+                and row.shape == swept_shape(shape, over, values[0]).name
+            ]
+            for mode in dict.fromkeys(modes):
+                sweep = _Sweep(plan, shape, over=over, case=case, mode=mode, lengths=lengths)
+                yield sweep.curve(values, bench)
+
+
+class _Sweep:
+    """One case in one mode along the values."""
+
+    def __init__(
+        self,
+        plan: BenchPlan,
+        shape: BenchShape,
+        *,
+        over: Over,
+        case: str,
+        mode: str,
+        lengths: Lengths,
+    ) -> None:
+        self.plan = plan
+        self.shape = shape
+        self.over = over
+        self.case = all_cases()[case]
+        self.mode = mode
+        self.lengths = lengths
+
+    def curve(self, values: Sequence[int], bench: Bench) -> Scaling:
+        """What was measured at each value that has a row, beside what was planned."""
+        rows = {row.shape: row for row in bench.rows if self._is_mine(row)}
+        names = {value: swept_shape(self.shape, self.over, value).name for value in values}
+        there = [value for value in values if names[value] in rows]
+        points = [rows[names[value]] for value in there]
+        step_ms = [None if row.step_ms is None else row.step_ms.median for row in points]
+        on_gpu = self._on_gpu(bench)
+        return Scaling(
+            over=self.over,
+            values=[float(value) for value in there],
+            rows=[row.name for row in points],
+            step_ms=step_ms,
+            exponent=exponent(there, step_ms),
+            peak_gib=[
+                None if row.memory is None else row.memory.peak_allocated_gib for row in points
+            ],
+            planned_gib=[self.planned_gib(value, on_gpu=on_gpu) for value in there],
+            wall=self._wall(bench) if on_gpu else None,
+        )
+
+    def planned_gib(self, value: int, *, on_gpu: bool) -> float | None:
+        """The prediction of the memory plan, on the first drafter's device."""
+        plan = self.plan
+        num_drafters = value if self.over == "drafters" else plan.drafters
+        named = [name for name in plan.devices if name != "auto"] or ["cuda:0" if on_gpu else "cpu"]
+        devices = tuple(named[number % len(named)] for number in range(num_drafters))
+        return self.case.planned_gib(
+            Setting(
+                shape=swept_shape(self.shape, self.over, value),
+                mode=self.mode,
+                lengths=self.lengths,
+                devices=devices,
+                target_device=devices[0],
+                matmul=plan.matmul,
+                seed=plan.seed,
+            )
+        )
+
+    def _wall(self, bench: Bench) -> float | None:
+        """The first value that the plan says is too big, of all that there could be."""
+        room_gib = _room_gib(bench)
+        if room_gib is None or self.over not in FARTHEST:
+            return None
+        step = step_of(self.shape, self.over)
+
+        def fits(number: int) -> bool:
+            planned = self.planned_gib(number * step, on_gpu=True)
+            return planned is None or planned + OUTSIDE_BYTES / GIB <= room_gib
+
+        low, high = 0, FARTHEST[self.over] // step
+        if fits(high):
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return float(high * step)
+
+    def _is_mine(self, row: Row) -> bool:
+        mine = (self.case.name, self.mode, self.lengths)
+        return (row.case, row.mode, row.lengths) == mine
+
+    def _on_gpu(self, bench: Bench) -> bool:
+        return bool(bench.environment.gpus) and set(self.plan.devices) != {"cpu"}
+
+
+def exponent(values: Sequence[int], step_ms: Sequence[float | None]) -> Estimate | None:
+    """Fit step time ~ value ** exponent; None below three measured points."""
+    points = [(v, ms) for v, ms in zip(values, step_ms, strict=True) if ms is not None]
+    if len(points) < MIN_POINTS:
+        return None
+    return fit_exponent([float(value) for value, _ in points], [ms for _, ms in points])
+
+
+def _room_gib(bench: Bench) -> float | None:
+    """The memory of the GPU that was measured; of the smallest where its name says nothing."""
+    gpus = bench.environment.gpus
+    measured = [gpu.memory_gib for gpu in gpus if gpu.name == bench.device]
+    return min(measured or [gpu.memory_gib for gpu in gpus], default=None)

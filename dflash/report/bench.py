@@ -14,7 +14,7 @@ from dflash.report.bench_texts import (
 )
 from dflash.report.layout import command_lines, table_lines, title_lines, wrapped
 
-STYLES = {"!!": "bold red", "--": "dim", "??": "yellow"}
+STYLES = {"!!": "bold red", "ok": "green", "--": "dim", "??": "yellow"}
 TITLE = "bold"
 
 

@@ -116,6 +116,7 @@ def test_what_stands_out() -> None:
     assert styles["throttled:"] == "yellow"
     assert styles["drafter-step,"] == "bold"
     assert style_of("  eager") == ""
+    assert style_of("ok graphed/eager >= 3 is met") == "green"
 
 
 def test_terminal_codes_in_a_message_are_not_passed_on() -> None:

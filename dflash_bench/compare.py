@@ -2,18 +2,18 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dflash.errors import UsageError
 from dflash.measurement import Bench, Change, Changes, Estimate, Row
-from dflash_bench.expressions import Rule
+from dflash_bench.expressions import OVER_BASELINE, Rule
 from dflash_bench.figures import FIGURES
 from dflash_bench.sameness import differences, notes, refuse_others
 from dflash_bench.statistics import MIN_PAIRS, compare_apart, verdict_of
 
 ChangeVerdict = Literal["same", "better", "worse", "unclear"]
 
-SHOWN = ("step_ms", "per_s", "peak_reserved_gib", "process_gib")
+SHOWN = ("step_ms", OVER_BASELINE, "per_s", "peak_reserved_gib", "process_gib")
 """Figures that are compared without being asked for."""
 
 TO_99 = 2.576 / 1.96
@@ -37,7 +37,9 @@ def compare_benches(
     refuse_others(before, after, judged=bool(rules) and not other_machine)
     olds = {row.name: row for row in before.rows if row.state == "measured"}
     news = {row.name: row for row in after.rows}
-    common = [(old, news[name]) for name, old in olds.items() if name in news]
+    common = [
+        _sides((old, news[name]), (before, after)) for name, old in olds.items() if name in news
+    ]
     if not common:
         raise UsageError(
             f"{names[0]} and {names[1]} have no measured row in common",
@@ -57,28 +59,47 @@ def compare_benches(
     )
 
 
+class _Side(NamedTuple):
+    """A row, and how it compares with a baseline that both benches have."""
+
+    row: Row
+    over_baseline: Estimate | None
+
+    def read(self, figure: str) -> float | None:
+        if figure == OVER_BASELINE:
+            return None if self.over_baseline is None else self.over_baseline.value
+        return FIGURES[figure].read(self.row)
+
+
+def _sides(rows: tuple[Row, Row], benches: tuple[Bench, Bench]) -> tuple[_Side, _Side]:
+    ratios = [
+        {each.baseline: each.ratio for each in bench.comparisons if each.row == row.name}
+        for row, bench in zip(rows, benches, strict=True)
+    ]
+    shared = next((name for name in ratios[0] if name in ratios[1]), "")
+    return _Side(rows[0], ratios[0].get(shared)), _Side(rows[1], ratios[1].get(shared))
+
+
 def _row_changes(
-    old: Row, new: Row, rules: Sequence[Rule], *, precision: float
+    old: _Side, new: _Side, rules: Sequence[Rule], *, precision: float
 ) -> Iterator[Change]:
-    mine = [rule for rule in rules if rule.mode in (None, new.mode)]
-    asked = dict.fromkeys([*SHOWN, *(rule.figure for rule in mine)])
-    if new.state != "measured":
-        for rule in [rule for rule in mine if FIGURES[rule.figure].read(old) is not None]:
-            yield _lost(old, new, rule)
+    mine = [rule for rule in rules if rule.mode in (None, new.row.mode)]
+    if new.row.state != "measured":
+        yield from (_lost(old, new, rule) for rule in mine if old.read(rule.figure) is not None)
         return
-    for name in asked:
-        before, after = FIGURES[name].read(old), FIGURES[name].read(new)
+    for name in dict.fromkeys([*SHOWN, *(rule.figure for rule in mine)]):
+        before, after = old.read(name), new.read(name)
         if before is None or after is None:
             continue
         change = Change(
-            row=new.name,
+            row=new.row.name,
             figure=name,
             before=before,
             after=after,
             ratio=_ratio(name, old, new),
             verdict="unclear",
         )
-        few = FIGURES[name].kind == "steps" and change.ratio is None
+        few = name == "step_ms" and change.ratio is None
         if not few:
             verdict = _verdict(change, precision=precision)
             change = change.model_copy(update={"verdict": verdict})
@@ -90,34 +111,40 @@ def _row_changes(
             yield change
 
 
-def _lost(old: Row, new: Row, rule: Rule) -> Change:
+def _lost(old: _Side, new: _Side, rule: Rule) -> Change:
     """A failure where there was a figure is a regression; a skipped row leaves the rule open."""
-    failed = new.state == "failed"
+    failed = new.row.state == "failed"
     return Change(
-        row=new.name,
+        row=new.row.name,
         figure=rule.figure,
-        before=FIGURES[rule.figure].read(old),
+        before=old.read(rule.figure),
         verdict="worse" if failed else "unclear",
         regression=True if failed else None,
         rule=rule.text,
     )
 
 
-def _ratio(name: str, old: Row, new: Row) -> Estimate | None:
+def _ratio(name: str, old: _Side, new: _Side) -> Estimate | None:
     """After over before, with an interval where it has one; None where that takes more turns."""
-    figure = FIGURES[name]
-    before, after = figure.read(old), figure.read(new)
+    before, after = old.read(name), new.read(name)
     if before is None or after is None or before <= 0 or after <= 0:
         return None
-    value = after / before
-    if figure.kind == "steps":
-        few = min(len(old.turns_ms), len(new.turns_ms)) < MIN_PAIRS
-        return None if few else compare_apart(new.turns_ms, old.turns_ms)
-    if figure.kind == "rate" and old.per_s is not None and new.per_s is not None:
-        down = TO_99 * _length(new.per_s.value / new.per_s.low, old.per_s.high / old.per_s.value)
-        up = TO_99 * _length(new.per_s.high / new.per_s.value, old.per_s.value / old.per_s.low)
-        return Estimate(value=value, low=value * math.exp(-down), high=value * math.exp(up))
-    return Estimate(value=value, low=value, high=value)
+    if name == "step_ms":
+        turns = new.row.turns_ms, old.row.turns_ms
+        return None if min(map(len, turns)) < MIN_PAIRS else compare_apart(*turns)
+    if name == OVER_BASELINE and old.over_baseline and new.over_baseline:
+        return _quotient(new.over_baseline, old.over_baseline, wider=1.0)
+    if name == "per_s" and old.row.per_s and new.row.per_s:
+        return _quotient(new.row.per_s, old.row.per_s, wider=TO_99)
+    return Estimate(value=after / before, low=after / before, high=after / before)
+
+
+def _quotient(one: Estimate, other: Estimate, *, wider: float) -> Estimate:
+    """Of two independent estimates whose intervals are made so many times as wide."""
+    down = wider * _length(one.value / one.low, other.high / other.value)
+    up = wider * _length(one.high / one.value, other.value / other.low)
+    value = one.value / other.value
+    return Estimate(value=value, low=value * math.exp(-down), high=value * math.exp(up))
 
 
 def _length(one: float, other: float) -> float:
@@ -126,17 +153,18 @@ def _length(one: float, other: float) -> float:
 
 
 def _verdict(change: Change, *, precision: float) -> ChangeVerdict:
-    figure, ratio = FIGURES[change.figure], change.ratio
+    figure, ratio = FIGURES.get(change.figure), change.ratio
+    higher_is_better = figure is not None and figure.higher_is_better
     if ratio is None:
         moved = (change.after or 0.0) - (change.before or 0.0)
         if not moved:
             return "same"
-        return "better" if (moved > 0) == figure.higher_is_better else "worse"
+        return "better" if (moved > 0) == higher_is_better else "worse"
     found = verdict_of(ratio, precision=precision)
     if found in ("faster", "slower"):
-        if figure.kind == "once":
+        if figure is not None and figure.read_once:
             return "unclear"  # it knows nothing of its own noise
-        return "better" if (found == "slower") == figure.higher_is_better else "worse"
+        return "better" if (found == "slower") == higher_is_better else "worse"
     return "same" if found == "same" else "unclear"
 
 

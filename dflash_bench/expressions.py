@@ -30,6 +30,10 @@ COMPARISONS: dict[str, Compares] = {
     ">": operator.gt,
     "<": operator.lt,
 }
+OVER_BASELINE = "over_baseline"
+"""What only a rule can speak of: step time over the baseline's in the same run, which leaves out
+what the machine does from run to run."""
+
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _COMPARISON = re.compile(r">=|<=|==|>|<")
 _NUMBER = re.compile(r"([+-]?)(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)\s*(%?)")
@@ -135,6 +139,7 @@ class _Scanner:
     def __init__(self, option: str, text: str) -> None:
         self._option = option
         self._text = text
+        self._figures = [*FIGURES, *((OVER_BASELINE,) if option == "--fail-if" else ())]
         self.at = 0
         self._blank()
 
@@ -160,10 +165,10 @@ class _Scanner:
             if first in modes:
                 hint = f"{first}/OTHER compares speeds, {first}.step_ms is a figure of one mode"
                 self.fail(self.at, f"nothing is said about mode {first!r}", hint=hint)
-            return None, self.known(first, at, FIGURES, what="figure")
+            return None, self.known(first, at, self._figures, what="figure")
         mode = self.known(first, at, modes, what="mode")
         name, at = self.take(_NAME, "a figure")
-        return mode, self.known(name, at, FIGURES, what="figure")
+        return mode, self.known(name, at, self._figures, what="figure")
 
     def number(self) -> tuple[str, float, str]:
         """Sign, value with its sign, and "%" or ""."""

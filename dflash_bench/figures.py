@@ -2,11 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from dflash.measurement import Estimate, Row
-
-Kind = Literal["steps", "rate", "count", "once"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,44 +12,43 @@ class Figure:
 
     Attributes:
         read: from a row; None where it has none.
-        kind: over all timed steps ("steps"), an estimate with its interval ("rate"), repeatable to
-            the precision of its digits ("count"), or a time that was read once ("once").
+        read_once: it moves from run to run, and one run does not know by how much.
         higher_is_better: lower is, otherwise.
     """
 
     read: Callable[[Row], float | None]
-    kind: Kind
+    read_once: bool = False
     higher_is_better: bool = False
 
 
-def _of(part: str, name: str, kind: Kind) -> Figure:
+def _of(part: str, name: str, *, read_once: bool = False) -> Figure:
     def read(row: Row) -> float | None:
         found = getattr(row, part)
         value = None if found is None else getattr(found, name)
         return None if value is None else float(value)
 
-    return Figure(read, kind)
+    return Figure(read, read_once)
 
 
-def _own(name: str, kind: Kind, *, higher_is_better: bool = False) -> Figure:
+def _own(name: str, *, read_once: bool = False, higher_is_better: bool = False) -> Figure:
     def read(row: Row) -> float | None:
         value = getattr(row, name)
         return value.value if isinstance(value, Estimate) else value
 
-    return Figure(read, kind, higher_is_better)
+    return Figure(read, read_once, higher_is_better)
 
 
 FIGURES: dict[str, Figure] = {
-    "step_ms": _of("step_ms", "median", "steps"),
-    "step_p90_ms": _of("step_ms", "p90", "once"),
-    "step_max_ms": _of("step_ms", "max", "once"),
-    "per_s": _own("per_s", "rate", higher_is_better=True),
-    "model_tflops": _own("model_tflops", "once", higher_is_better=True),
-    "matrix_share": _own("matrix_share", "once", higher_is_better=True),
-    "loss_against_eager": _own("loss_against_eager", "count"),
-    "rss_gib": _of("memory", "rss_gib", "once"),
+    "step_ms": _of("step_ms", "median"),
+    "step_p90_ms": _of("step_ms", "p90", read_once=True),
+    "step_max_ms": _of("step_ms", "max", read_once=True),
+    "per_s": _own("per_s", higher_is_better=True),
+    "model_tflops": _own("model_tflops", read_once=True, higher_is_better=True),
+    "matrix_share": _own("matrix_share", read_once=True, higher_is_better=True),
+    "loss_against_eager": _own("loss_against_eager"),
+    "rss_gib": _of("memory", "rss_gib", read_once=True),
     **{
-        name: _of("start_up", name, "once")
+        name: _of("start_up", name, read_once=True)
         for name in (
             "first_step_s",
             "build_s",
@@ -63,7 +59,7 @@ FIGURES: dict[str, Figure] = {
         )
     },
     **{
-        name: _of("memory", name, "count")
+        name: _of("memory", name)
         for name in (
             "peak_allocated_gib",
             "peak_reserved_gib",
@@ -74,7 +70,6 @@ FIGURES: dict[str, Figure] = {
         )
     },
     **{
-        name: _of("graphs", name, "count")
-        for name in ("recompiles", "captured", "captured_late", "skipped")
+        name: _of("graphs", name) for name in ("recompiles", "captured", "captured_late", "skipped")
     },
 }

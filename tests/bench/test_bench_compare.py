@@ -1,0 +1,224 @@
+"""Two benches beside each other: what changed, what is refused, and when a rule is broken."""
+
+import math
+import random
+from typing import Any
+
+import pytest
+from bench_samples import ENVIRONMENT, estimate, failed, measured, sample, skipped
+
+from dflash.errors import UsageError
+from dflash.measurement import Bench, Change, Changes, Comparison, Estimate, Row, Spread
+from dflash_bench.compare import compare_benches, is_judged
+from dflash_bench.expressions import parse_rule
+
+MODES = ("eager", "compiled", "warmed", "graphed", "reduce-overhead")
+
+
+def timed(mode: str, step_ms: float, *, noise: float = 0.001, seed: int = 0, **more: Any) -> Row:  # noqa: ANN401
+    """A row of twelve turns around *step_ms*."""
+    source = random.Random(seed)
+    turns = [
+        [step_ms * math.exp(offset + source.gauss(0, noise / 3)) for _ in range(10)]
+        for offset in (source.gauss(0, noise) for _ in range(12))
+    ]
+    spread = Spread(median=step_ms, p10=step_ms, p90=step_ms, max=step_ms, count=120)
+    return measured(mode, turns_ms=turns, step_ms=spread, **more)
+
+
+def bench(*rows: Row, **changes: Any) -> Bench:  # noqa: ANN401
+    update = {"rows": list(rows), "comparisons": [], "scaling": [], "weather": None}
+    return sample().model_copy(update=update | changes)
+
+
+def compared(before: Bench, after: Bench, *rules: str, **options: Any) -> Changes:  # noqa: ANN401
+    parsed = [parse_rule(text, MODES) for text in rules]
+    return compare_benches(before, after, rules=parsed, **options)
+
+
+def change(found: Changes, figure: str = "step_ms") -> Change:
+    return next(each for each in found.changes if each.figure == figure)
+
+
+def test_what_did_not_change_is_the_same() -> None:
+    found = compared(bench(timed("eager", 100, seed=1)), bench(timed("eager", 100, seed=2)))
+    assert {each.verdict for each in found.changes} == {"same"}
+    assert found.differences == found.notes == []
+    assert {each.figure for each in found.changes} >= {"step_ms", "per_s", "peak_reserved_gib"}
+
+
+def test_a_step_that_takes_longer_is_worse_and_a_higher_rate_is_better() -> None:
+    before = bench(timed("eager", 100, seed=1, per_s=estimate(1000)))
+    after = bench(timed("eager", 105, seed=2, per_s=estimate(1050)))
+    found = compared(before, after)
+    assert (change(found).verdict, change(found, "per_s").verdict) == ("worse", "better")
+    ratio = change(found).ratio
+    assert ratio is not None
+    assert ratio.low < 1.05 < ratio.high
+    back = compared(after, before)
+    assert (change(back).verdict, change(back, "per_s").verdict) == ("better", "worse")
+
+
+def test_a_rule_is_broken_only_where_the_interval_shows_it() -> None:
+    before = bench(timed("eager", 100, seed=1))
+    rule = "step_ms > +3%"
+    worse = compared(before, bench(timed("eager", 105, seed=2)), rule)
+    within = compared(before, bench(timed("eager", 102, seed=2)), rule)
+    noisy = compared(before, bench(timed("eager", 105, seed=2, noise=0.1)), rule)
+    assert change(worse).regression is True
+    assert change(within).regression is False
+    assert change(noisy).regression is None
+    assert {each.rule for each in worse.changes if each.figure == "step_ms"} == {rule}
+
+
+def test_a_rule_speaks_of_one_mode_or_of_all() -> None:
+    before = bench(timed("eager", 100, seed=1), timed("graphed", 50, seed=2))
+    after = bench(timed("eager", 110, seed=3), timed("graphed", 50, seed=4))
+    everywhere = compared(before, after, "step_ms > +3%")
+    assert [each.regression for each in everywhere.changes if each.rule] == [True, False]
+    graphed = compared(before, after, "graphed.step_ms > +3%")
+    assert [each.regression for each in graphed.changes if each.rule] == [False]
+
+
+def test_memory_is_judged_by_its_value_and_in_its_unit() -> None:
+    def reserved(gib: float) -> Bench:
+        row = timed("eager", 100)
+        assert row.memory is not None
+        memory = row.memory.model_copy(update={"peak_reserved_gib": gib})
+        return bench(row.model_copy(update={"memory": memory}))
+
+    rules = ("peak_reserved_gib > +0.5", "peak_reserved_gib > +10%")
+    found = compared(reserved(20), reserved(21), *rules)
+    asked = [each for each in found.changes if each.rule]
+    assert [(each.verdict, each.regression) for each in asked] == [
+        ("worse", True),
+        ("worse", False),
+    ]
+
+
+def test_allocations_where_there_were_none_break_any_limit() -> None:
+    before = timed("eager", 100)
+    assert before.memory is not None
+    memory = before.memory.model_copy(update={"device_allocs": 3})
+    after = before.model_copy(update={"memory": memory})
+    found = compared(bench(before), bench(after), "device_allocs > +50%")
+    assert change(found, "device_allocs").regression is True
+    none = compared(bench(before), bench(before), "device_allocs > +50%")
+    assert change(none, "device_allocs").regression is False
+
+
+def test_a_time_that_was_read_once_has_no_verdict_but_keeps_a_rule() -> None:
+    before, after = timed("eager", 100), timed("eager", 100)
+    assert after.start_up is not None
+    start = after.start_up.model_copy(update={"first_step_s": after.start_up.first_step_s * 1.5})
+    after = after.model_copy(update={"start_up": start})
+    found = compared(bench(before), bench(after), "first_step_s > +20%")
+    assert change(found, "first_step_s").verdict == "unclear"
+    assert change(found, "first_step_s").regression is True
+
+
+def test_three_turns_say_nothing() -> None:
+    before, after = timed("eager", 100), timed("eager", 120)
+    after = after.model_copy(update={"turns_ms": after.turns_ms[:3]})
+    found = compared(bench(before), bench(after), "step_ms > +3%")
+    assert (change(found).verdict, change(found).regression) == ("unclear", None)
+
+
+def test_the_step_over_the_baselines_leaves_out_what_the_machine_did() -> None:
+    def run(speed: float, ratio: Estimate) -> Bench:
+        rows = timed("eager", 100 * speed, seed=1), timed("graphed", 50 * speed, seed=2)
+        comparison = Comparison(
+            row=rows[1].name,
+            baseline=rows[0].name,
+            ratio=ratio,
+            pairs=12,
+            precision=0.01,
+            verdict="faster",
+        )
+        return bench(*rows, comparisons=[comparison])
+
+    before = run(1.0, Estimate(value=0.5, low=0.4985, high=0.5015))
+    slower_machine = run(1.06, Estimate(value=0.5, low=0.498, high=0.502))
+    found = compared(before, slower_machine, "over_baseline > +2%")
+    assert change(found).verdict == "worse"
+    assert change(found, "over_baseline").verdict == "same"
+    assert change(found, "over_baseline").regression is False
+    ratio = change(found, "over_baseline").ratio
+    assert ratio is not None
+    assert ratio.high - 1 == pytest.approx(0.005, rel=0.02)  # the root of 0.3 and 0.4 % squared
+
+
+def test_a_row_that_fails_now_is_a_regression_and_a_skipped_one_is_open() -> None:
+    before = bench(timed("eager", 100), measured("warmed"))
+    lost = failed().model_copy(update={"mode": "eager"})
+    found = compared(before, bench(lost, measured("warmed")), "step_ms > +3%")
+    assert found.changes[0].regression is True
+    assert found.changes[0].after is None
+    assert any("failed: RuntimeError" in note for note in found.notes)
+    gone = skipped().model_copy(update={"mode": "eager"})
+    found = compared(before, bench(gone, measured("warmed")), "step_ms > +3%")
+    assert found.changes[0].regression is None
+
+
+def test_rows_that_only_one_has_are_named() -> None:
+    found = compared(
+        bench(timed("eager", 100), timed("warmed", 90)),
+        bench(timed("eager", 100), timed("graphed", 80)),
+    )
+    assert "only before has drafter-step made-up-3072 fixed warmed" in found.notes
+    assert "only after has drafter-step made-up-3072 fixed graphed" in found.notes
+
+
+def test_a_rule_about_what_nobody_measured_is_not_judged() -> None:
+    one = bench(timed("eager", 100))
+    rule = parse_rule("graphed.step_ms > +3%", MODES)
+    found = compare_benches(one, one, rules=[rule])
+    assert not is_judged(rule, found)
+    assert any("nothing was judged by" in note for note in found.notes)
+
+
+def test_benches_without_a_common_row_are_refused() -> None:
+    with pytest.raises(UsageError, match="no measured row in common"):
+        compared(bench(timed("eager", 100)), bench(timed("graphed", 100)))
+
+
+def test_another_shape_under_the_same_name_is_refused() -> None:
+    one = bench(timed("eager", 100))
+    shapes = {"made-up-3072": {"token_budget": 4096, "num_anchors": 512, "num_documents": 1}}
+    other = one.model_copy(update={"shapes": shapes})
+    with pytest.raises(UsageError, match="token_budget is 3072 before and 4096 after"):
+        compared(one, other)
+
+
+def test_another_way_to_measure_is_refused() -> None:
+    one = bench(timed("eager", 100), options={"matmul": "bf16"})
+    other = one.model_copy(update={"options": {"matmul": "fp8"}})
+    with pytest.raises(UsageError, match="matmul is bf16 before and fp8 after"):
+        compared(one, other)
+
+
+def test_another_machine_is_told_and_never_judged_unasked() -> None:
+    one = bench(timed("eager", 100))
+    other = one.model_copy(update={"device": "Another GPU"})
+    assert "device: Made-up GPU before, Another GPU after" in compared(one, other).differences
+    with pytest.raises(UsageError, match="would judge two machines") as caught:
+        compared(one, other, "step_ms > +3%")
+    assert "--other-machine" in caught.value.hint
+    found = compared(one, other, "step_ms > +3%", other_machine=True)
+    assert change(found).regression is False
+
+
+def test_versions_options_weather_and_interruptions_are_told() -> None:
+    one = sample()
+    packages = ENVIRONMENT.packages | {"torch": "2.12.1"}
+    environment = ENVIRONMENT.model_copy(update={"packages": packages, "driver": "590.2"})
+    options = one.options | {"turn_steps": 5}
+    other = one.model_copy(
+        update={"environment": environment, "complete": False, "options": options}
+    )
+    found = compared(one, other)
+    assert "torch: 2.11.0+cu130 before, 2.12.1 after" in found.differences
+    assert "driver: 580.1 before, 590.2 after" in found.differences
+    assert "option turn_steps: 25 before, 5 after" in found.differences
+    assert "after is incomplete" in found.notes
+    assert "before: power cap at 1,410 MHz in 108 of 900" in found.notes

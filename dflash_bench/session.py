@@ -1,12 +1,32 @@
 """A bench from its plan: every case at every shape, its modes taking turns in child processes."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from itertools import cycle, islice
+from typing import Any, Literal
 
+import torch
+
+from dflash.environment import Environment, environment
+from dflash.errors import MissingError, UsageError
 from dflash.measurement import Bench
-from dflash_bench.cases._case import Lengths
+from dflash_bench.cases._case import Case, Lengths, Setting
+from dflash_bench.machine import commit
+from dflash_bench.part import Limits, Part
+from dflash_bench.selection import chosen_cases, chosen_modes
 from dflash_bench.shapes import BenchShape
+from dflash_bench.weather import Watch
+
+TURN_S = 4.0
+"""Longer turns are cut: what takes turns should do so often."""
+
+LEAST_STEPS = 3
+ASSUMED_FLOPS = 5e14
+"""Of a GPU a second, to guess how long a step takes before there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,9 +37,11 @@ class BenchPlan:
         cases, modes: by name; no *modes* means all that a case has and the machine can do.
         drafters: threads with a drafter each, of one process; on *devices* in turn.
         devices: GPUs to use, ("auto",) for the first GPU or the CPU.
-        turn_steps: timed steps in a turn.
+        target_device: of cases with a target; "auto" is the first drafter's.
+        drafter, data, profile: as in ``Setting``.
+        turn_steps: timed steps in a turn; fewer where a step is long.
         precision: relative half width of a comparison at which no more turns are taken.
-        max_time_s: of taking turns, for every case at every shape.
+        max_time_s: of taking turns, for every case at every shape; kinds of lengths share it.
         min_pairs: turns of each mode that are taken in any case.
         limit_s: a child that is silent for longer hangs.
         require_gpu: no GPU is an error (exit code 3), where a row would be skipped.
@@ -32,9 +54,13 @@ class BenchPlan:
     lengths: tuple[Lengths, ...] = ("fixed",)
     drafters: int = 1
     devices: tuple[str, ...] = ("auto",)
+    target_device: str = "auto"
+    drafter: str = ""
+    data: tuple[str, ...] = ()
     matmul: Literal["bf16", "fp8"] = "bf16"
     seed: int = 0
-    turn_steps: int = 25
+    profile: bool = False
+    turn_steps: int = 10
     precision: float = 0.01
     max_time_s: float = 180.0
     min_pairs: int = 6
@@ -53,4 +79,133 @@ def run_bench(plan: BenchPlan, *, say: Callable[[str], None]) -> Bench:
         UsageError: an unknown case, mode or device.
         MissingError: ``require_gpu`` without a GPU.
     """
-    raise NotImplementedError
+    started, began = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+    devices = settled_devices(plan)
+    cases = chosen_cases(plan.cases)
+    chosen_modes(plan.modes, cases)
+    here = environment()
+    parts: list[Part] = []
+    complete = True
+    with Watch(devices) as watch:
+        try:
+            for part in _parts(plan, cases, devices=devices, watch=watch, say=say):
+                parts.append(part)
+                part.finds_overhead = all(one.overhead_share is None for one in parts)
+                part.run()
+        except KeyboardInterrupt:
+            complete = False
+            say("interrupted: what was measured is kept")
+        weather = watch.weather({number for part in parts for number in part.processes})
+    return Bench(
+        command=plan.command,
+        date=began,
+        commit=commit(),
+        complete=complete,
+        wall_s=round(time.monotonic() - started, 3),
+        environment=here,
+        device=_device_name(devices[0], here),
+        shapes={shape.name: shape.record() for shape in plan.shapes},
+        options=_options(plan, devices),
+        matrix_tflops=_median([part.matrix_tflops for part in parts]),
+        overhead_share=_median([part.overhead_share for part in parts]),
+        rows=[row for part in parts for row in part.rows()],
+        comparisons=[one for part in parts for one in part.comparisons()],
+        weather=weather,
+    )
+
+
+def settled_devices(plan: BenchPlan) -> tuple[str, ...]:
+    """The device of every drafter; no CUDA context is made.
+
+    Raises:
+        UsageError: a device that is none, or is not here.
+        MissingError: a GPU is required, and there is none.
+    """
+    num_gpus = torch.cuda.device_count()
+    if plan.require_gpu and not num_gpus:
+        raise MissingError(
+            "--require-gpu: torch finds no usable GPU here",
+            hint="dflash env says what is missing",
+        )
+    everything = [f"cuda:{number}" for number in range(num_gpus)] or ["cpu"]
+    wanted = list(plan.devices)
+    if wanted == ["auto"]:
+        wanted = everything
+    for name in [*wanted, *([] if plan.target_device == "auto" else [plan.target_device])]:
+        if name not in ("cpu", *everything):
+            raise UsageError(
+                f"there is no device {name!r}", hint=f"there are cpu, {', '.join(everything)}"
+            )
+    return tuple(islice(cycle(wanted), plan.drafters))
+
+
+def setting_of(
+    plan: BenchPlan, case: Case, *, shape: BenchShape, lengths: Lengths, devices: tuple[str, ...]
+) -> Setting:
+    """What every mode of a case is measured with, but for the mode."""
+    setting = Setting(
+        shape=shape,
+        mode=case.modes[0],
+        lengths=lengths,
+        devices=devices,
+        target_device=devices[0] if plan.target_device == "auto" else plan.target_device,
+        turn_steps=plan.turn_steps,
+        matmul=plan.matmul,
+        seed=plan.seed,
+        drafter=plan.drafter,
+        data=plan.data,
+        profile=plan.profile,
+    )
+    flop = case.flop(setting)
+    if devices[0] == "cpu" or flop is None:
+        return setting
+    step_s = flop / len(set(devices)) / ASSUMED_FLOPS
+    steps = max(LEAST_STEPS, min(plan.turn_steps, round(TURN_S / step_s)))
+    return replace(setting, turn_steps=min(plan.turn_steps, steps))
+
+
+def _parts(
+    plan: BenchPlan,
+    cases: tuple[Case, ...],
+    *,
+    devices: tuple[str, ...],
+    watch: Watch,
+    say: Callable[[str], None],
+) -> Iterator[Part]:
+    limits = Limits(
+        precision=plan.precision,
+        max_time_s=plan.max_time_s / len(plan.lengths),
+        min_pairs=plan.min_pairs,
+        limit_s=plan.limit_s,
+    )
+    for case in cases:
+        modes = [mode for mode in case.modes if not plan.modes or mode in plan.modes]
+        for shape in plan.shapes:
+            for lengths in plan.lengths:
+                one = setting_of(plan, case, shape=shape, lengths=lengths, devices=devices)
+                settings = {mode: replace(one, mode=mode) for mode in modes}
+                if settings:
+                    say(f"{case.name} at {shape.name}, {lengths} lengths")
+                    part = Part(case=case, settings=settings, limits=limits, watch=watch, say=say)
+                    if case.needs_gpu and devices[0] == "cpu":
+                        part.reasons = dict.fromkeys(modes, "it needs a GPU, and runs on the CPU")
+                    yield part
+
+
+def _options(plan: BenchPlan, devices: tuple[str, ...]) -> dict[str, Any]:
+    left_out = {"shapes", "command"}
+    chosen = {name: value for name, value in asdict(plan).items() if name not in left_out}
+    chosen = {k: list(v) if isinstance(v, tuple) else v for k, v in chosen.items()}
+    return {**chosen, "devices": list(devices)}
+
+
+def _device_name(device: str, here: Environment) -> str:
+    if device == "cpu":
+        return f"{platform.processor() or platform.machine()} CPU, {here.cpu_cores} cores"
+    index = int(device.partition(":")[2])
+    return here.gpus[index].name if index < len(here.gpus) else device
+
+
+def _median(figures: list[float | None]) -> float | None:
+    known = [figure for figure in figures if figure is not None]
+    return statistics.median(known) if known else None

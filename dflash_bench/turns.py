@@ -218,7 +218,7 @@ def make_ready(children: Sequence[Child], *, say: Callable[[str], None]) -> None
         say(f"{child.name}: making ready")
         child.prepare()
         child.settle()
-        say(f"{child.name}: {_state(child)}")
+        say(f"{child.name}: {state_of(child)}")
 
 
 def take_turns(
@@ -237,9 +237,12 @@ def take_turns(
     raise AssertionError
 
 
-def _state(child: Child) -> str:
+def state_of(child: Child) -> str:
+    """What has become of *child*, in a few words."""
     if child.failure is not None:
         return f"{child.failure.type} during {child.failure.during}: {child.failure.message}"
+    if child.turns:
+        return f"done, {len(child.turns)} turns"
     return f"ready {child.prepared_s:.1f} s after its start"
 
 

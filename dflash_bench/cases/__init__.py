@@ -5,7 +5,15 @@ from functools import cache
 
 from dflash_bench.cases._case import Case
 
-MODULES = ("drafter_step",)
+MODULES = (
+    "drafter_step",
+    "target_forward",
+    "pipeline",
+    "decode",
+    "mask",
+    "objective",
+    "packing",
+)
 """In the order in which they are listed; the first is what ``dflash bench`` measures by itself."""
 
 

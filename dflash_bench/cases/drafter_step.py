@@ -1,0 +1,161 @@
+"""One optimizer step of the drafter on given features, in every execution mode.
+
+With lengths that vary, modes that take any shape get batches as long as they are, as a naive
+program feeds them; ``warmed`` and ``graphed`` get them padded to T. N stays the shape's.
+"""
+
+import statistics
+import time
+from typing import Any, get_args
+
+import torch
+
+from dflash.errors import ConfigError
+from dflash.execution import CAPTURING, SEALABLE, Mode, capture_watch, choose_mode
+from dflash_bench.cases._case import Case, Found, Setting
+from dflash_bench.compile_clock import CompileClock
+from dflash_bench.counters import Counters
+from dflash_bench.drafters import PADDED, Drafters, is_naive, lengths_of
+from dflash_bench.flop import step_flop
+from dflash_bench.kernels import profile_steps
+from dflash_bench.planned import drafter_step_gib
+
+LEAD_IN_STEPS = 2
+"""Untimed at the start of a turn: caches and clocks are those of whoever had the turn before."""
+
+SETTLING_STEPS = 8
+"""Untimed before the first turn, the very first included; a capturing mode launches, captures and
+replays in them."""
+
+SETTLING_ROUNDS = 3
+"""The same where lengths vary: so many times each length."""
+
+METRIC_STEPS = 5
+PROFILED_STEPS = 3
+TOLD_STEPS = 4096
+"""Timed steps of which it is told beforehand what each is worth."""
+
+
+class DrafterStep:
+    """A subject: warm-up in this thread, every step in a drafter's, as in a run.
+
+    Every mode makes the same steps in the same order, so that losses can be compared.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        num = len(lengths_of(setting))
+        self.settling = SETTLING_STEPS if setting.lengths == "fixed" else SETTLING_ROUNDS * num
+        self.turn_steps = -(-setting.turn_steps // num) * num
+        """Every length as often as any other."""
+
+    def build(self) -> dict[str, Any]:
+        """Make weights and inputs."""
+        started = time.perf_counter()
+        self.compiling, self.capturing = CompileClock(), capture_watch()
+        self.counters = Counters(torch.device(self.setting.devices[0]))
+        self.drafters = Drafters(self.setting)
+        return {
+            "build_s": time.perf_counter() - started,
+            "units": self.drafters.units(range(self.settling, self.settling + TOLD_STEPS)),
+            "padded": self.setting.lengths == "variable" and self.setting.mode in PADDED,
+        }
+
+    def prepare(self) -> dict[str, Any]:
+        """Warm up, and make the first step."""
+        warm_up_s = self.drafters.warm_up()
+        times_ms = self.drafters.steps(1)
+        self.counters.begin()
+        return {
+            "warm_up_s": warm_up_s,
+            "compile_s": self.compiling.seconds,
+            "capture_s": self.capturing.seconds,
+            "first_steps_ms": times_ms,
+        }
+
+    def settle(self) -> list[float]:
+        """Make the other untimed steps; with them the loss is known."""
+        times_ms = self.drafters.steps(self.settling - 1)
+        self.loss = self.drafters.loss()
+        self.counters.read(self._made)
+        return times_ms
+
+    def turn(self) -> list[float]:
+        """Time some steps, each by itself."""
+        times_ms = self.drafters.steps(self.turn_steps, lead_in=LEAD_IN_STEPS)
+        self.counters.read(self._made)
+        return times_ms
+
+    def bare(self) -> float:
+        """Time as many steps by the clock before the first and after the last."""
+        return self.drafters.steps(self.turn_steps, lead_in=LEAD_IN_STEPS, bare=True)[0]
+
+    def finish(self) -> dict[str, Any]:
+        """Read every counter, and only then do what would change them."""
+        found: Found = {
+            "memory": self.counters.memory(),
+            "graphs": self.counters.graphs(),
+            "compile_s": self.compiling.seconds,
+            "capture_s": self.capturing.seconds,
+            "loss_steps": self.settling,
+            "more": {},
+        }
+        if self.loss is not None:
+            found["loss"] = self.loss
+        more = found["more"]
+        if not is_naive(self.setting) and self.setting.mode in SEALABLE:
+            times_ms = self.drafters.steps(METRIC_STEPS, lead_in=LEAD_IN_STEPS, part="metric")
+            more["metric ms"] = statistics.median(times_ms)
+        if self.setting.profile:
+            seen = profile_steps(
+                self.drafters.steps,
+                count=PROFILED_STEPS,
+                device=torch.device(self.setting.devices[0]),
+            )
+            more["profile"] = {
+                "groups_ms": seen.groups_ms,
+                "gaps_ms": seen.gaps_ms,
+                "text": seen.text(),
+            }
+        return dict(found)
+
+    @property
+    def _made(self) -> int:
+        return self.drafters.first.steps_made
+
+
+def why_not(setting: Setting) -> str:
+    """Why a mode cannot be measured here, as a run would say it.
+
+    ``reduce-overhead`` is measured in any case: that it dies is a result.
+    """
+    mode: Mode = setting.mode  # type: ignore[assignment]
+    on_cpu = "cpu" in setting.devices
+    if on_cpu and mode in CAPTURING:
+        return "it captures CUDA graphs, and the drafter runs on the CPU"
+    if on_cpu and setting.matmul == "fp8":
+        return "8-bit products need a GPU of compute capability 8.9 or more"
+    if mode == "reduce-overhead":
+        return ""
+    try:
+        choose_mode(mode, setting.devices)
+    except ConfigError as error:
+        return error.what
+    return ""
+
+
+def flop(setting: Setting) -> float:
+    """Of one step of all drafters."""
+    return len(setting.devices) * step_flop(setting.shape).model
+
+
+CASE = Case(
+    name="drafter-step",
+    help="one optimizer step of the drafter on given features",
+    make=DrafterStep,
+    modes=get_args(Mode),
+    per_step="optimizer step",
+    why_not=why_not,
+    flop=flop,
+    planned_gib=drafter_step_gib,
+)

@@ -1,0 +1,244 @@
+"""One case at one shape with one kind of lengths: its modes in processes that take turns."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from dflash.measurement import Comparison, Row
+from dflash_bench.cases._case import Case, Setting
+from dflash_bench.grouping import CONTEXT_GIB, Grouping, group_modes
+from dflash_bench.overhead import PAIRS, overhead_share
+from dflash_bench.own_process import Numbered
+from dflash_bench.rows import Beside, row_of, skipped_row
+from dflash_bench.statistics import LOOKS, MIN_PAIRS, compare_turns, is_enough, rate
+from dflash_bench.timing import MatrixProduct, matrix_tflops
+from dflash_bench.turns import Child, Subject, make_ready, state_of, take_turns
+from dflash_bench.weather import Watch
+
+PRODUCT = "matrix product"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long a part may go on.
+
+    Attributes:
+        precision: relative, of every comparison, at which no more turns are taken.
+        max_time_s: of taking turns.
+        min_pairs: turns that every mode takes in any case.
+        limit_s: an answer that takes longer is a hang.
+    """
+
+    precision: float
+    max_time_s: float
+    min_pairs: int
+    limit_s: float
+
+
+@dataclass(slots=True)
+class _Pairing:
+    """Turns of a child that have the baseline's turns from *begin* on beside them."""
+
+    child: Child
+    begin: int
+    count: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """``run`` measures; whatever ends it, ``rows`` and ``comparisons`` tell what there is by then.
+
+    Attributes:
+        settings: by mode, the default baseline first.
+        reasons: modes that are not measured, and why.
+        finds_overhead: also find out what measuring costs, if the case can.
+    """
+
+    case: Case
+    settings: Mapping[str, Setting]
+    limits: Limits
+    watch: Watch
+    say: Callable[[str], None]
+    reasons: dict[str, str] = field(default_factory=dict)
+    finds_overhead: bool = False
+    overhead_share: float | None = None
+    _finished: set[str] = field(default_factory=set)
+    _children: dict[str, Child] = field(default_factory=dict)
+    _pairings: dict[str, _Pairing] = field(default_factory=dict)
+    _grouping: Grouping = field(default_factory=Grouping)
+
+    def run(self) -> None:
+        """Measure every mode that can be measured here."""
+        for mode, setting in self.settings.items():
+            why = self.reasons.get(mode) or self.case.why_not(setting)
+            if why:
+                self.reasons[mode] = why
+        wanted = {mode: one for mode, one in self.settings.items() if mode not in self.reasons}
+        if not wanted:
+            return
+        self._group(wanted)
+        grouping = self._grouping
+        groups = [*grouping.together, *([mode] for mode in grouping.alone)]
+        num_modes = sum(len(group) for group in groups)
+        with ExitStack() as stack:
+            product = self._child(stack, PRODUCT, partial(MatrixProduct, self._device))
+            make_ready([product], say=lambda _: None)
+            for group in groups:
+                paired = group in grouping.together
+                share_s = self.limits.max_time_s * max(1, len(group)) / max(1, num_modes)
+                if not paired:
+                    self._finish([grouping.baseline])
+                self._measure(stack, group, paired=paired, share_s=share_s)
+            self._finish([grouping.baseline])
+            product.finish()
+
+    def rows(self) -> list[Row]:
+        """A row for every mode, in their order."""
+        product = self._children.get(PRODUCT)
+        tflops = self.matrix_tflops
+        rows = []
+        for mode, setting in self.settings.items():
+            child = self._children.get(mode)
+            if child is None:
+                why = self.reasons.get(mode, "interrupted before it was measured")
+                rows.append(skipped_row(self.case, setting, why))
+                continue
+            beside = Beside(
+                matrix_tflops=tflops if product is not None else None,
+                baseline=self._children.get(self._grouping.baseline),
+                eager=self._children.get("eager"),
+                process_gib=self.watch.process_gib(child.facts.get("gpu_process")),
+            )
+            rows.append(row_of(self.case, setting, child, beside=beside))
+        return rows
+
+    def comparisons(self) -> list[Comparison]:
+        """Every mode that took turns with the baseline against it."""
+        baseline = self._children.get(self._grouping.baseline)
+        names = {row.mode: row.name for row in self.rows()}
+        found = []
+        for mode, pairing in self._pairings.items():
+            compared = self._compared(pairing, baseline)
+            if compared is not None:
+                ratio, verdict = compared
+                found.append(
+                    Comparison(
+                        row=names[mode],
+                        baseline=names[self._grouping.baseline],
+                        ratio=ratio,
+                        pairs=pairing.count,
+                        precision=self.limits.precision,
+                        verdict=verdict,
+                    )
+                )
+        return found
+
+    @property
+    def matrix_tflops(self) -> float | None:
+        """Of the matrix product that took turns with the modes; None before it did."""
+        product = self._children.get(PRODUCT)
+        if product is None or not product.turns:
+            return None
+        return matrix_tflops(product.turns, product.facts["matrix_size"])
+
+    @property
+    def processes(self) -> set[int]:
+        """All of them, as NVML counts them."""
+        numbers = (child.facts.get("gpu_process") for child in self._children.values())
+        return {number for number in numbers if number is not None}
+
+    @property
+    def _device(self) -> str:
+        return next(iter(self.settings.values())).devices[0]
+
+    def _group(self, wanted: Mapping[str, Setting]) -> None:
+        free = self.watch.free_gib()
+        room = None if free is None else free - CONTEXT_GIB  # the matrix product's
+        needs = {mode: self.case.planned_gib(one) for mode, one in wanted.items()}
+        self._grouping = group_modes(needs, room)
+        for mode in self._grouping.too_large:
+            self.reasons[mode] = (
+                f"it needs {needs[mode]:.1f} GiB by the memory plan, and {self._device} has"
+                f" {free:.1f} GiB free"
+            )
+
+    def _child(self, stack: ExitStack, name: str, make: Callable[[], Subject]) -> Child:
+        numbered = Numbered(make, device=self._device)
+        child = Child(name, numbered, limit_s=self.limits.limit_s)
+        self._children[name] = stack.enter_context(child)
+        return child
+
+    def _measure(self, stack: ExitStack, group: list[str], *, paired: bool, share_s: float) -> None:
+        baseline = self._grouping.baseline if paired else ""
+        names = [baseline, *group] if baseline and baseline not in self._children else group
+        new = [
+            self._child(stack, name, partial(self.case.make, self.settings[name])) for name in names
+        ]
+        make_ready(new, say=self.say)
+        members = [self._children[name] for name in group]
+        beside = [self._children[baseline]] if baseline else []
+        turning = [*beside, *members, self._children[PRODUCT]]
+        begin = len(beside[0].turns) if beside else 0
+        pairings = {name: _Pairing(self._children[name], begin) for name in group}
+        if beside:
+            self._pairings |= pairings
+        ends_at = time.monotonic() + share_s
+
+        def enough(number: int) -> bool:
+            for pairing in pairings.values():
+                pairing.count = len(pairing.child.turns)
+            return self._enough(number, [*beside, *members], ends_at=ends_at)
+
+        with self.watch.watching():
+            take_turns(turning, enough=enough, say=self.say)
+        if self.finds_overhead and self.overhead_share is None:
+            self._measure_overhead([*members, *beside])
+        self._finish(group)
+
+    def _enough(self, number: int, children: list[Child], *, ends_at: float) -> bool:
+        alive = [child for child in children if child.failure is None]
+        if not alive:
+            return True
+        if number < max(1, self.limits.min_pairs):
+            return False
+        if time.monotonic() >= ends_at:
+            return True
+        if number not in LOOKS:
+            return False
+        baseline = self._children.get(self._grouping.baseline)
+        pairings = [p for p in self._pairings.values() if p.child in alive]
+        if baseline is None or baseline.failure is not None or not pairings:
+            return all(self._rate_is_known(child) for child in alive)
+        compared = [self._compared(pairing, baseline) for pairing in pairings]
+        precision = self.limits.precision
+        return all(one is None or is_enough(one[0], precision=precision) for one in compared)
+
+    def _rate_is_known(self, child: Child) -> bool:
+        found = rate(child.turns, 1.0)
+        return (found.high - found.low) / 2 <= self.limits.precision / 2 * found.value
+
+    def _compared(self, pairing: _Pairing, baseline: Child | None) -> Any:  # noqa: ANN401
+        if baseline is None or baseline is pairing.child or pairing.child.failure is not None:
+            return None
+        theirs = baseline.turns[pairing.begin : pairing.begin + pairing.count]
+        ours = pairing.child.turns[: pairing.count]
+        if baseline.failure is not None or min(len(ours), len(theirs)) < MIN_PAIRS:
+            return None
+        return compare_turns(ours, theirs, precision=self.limits.precision)
+
+    def _measure_overhead(self, children: list[Child]) -> None:
+        alive = [child for child in children if child.failure is None and child.turns]
+        if alive and next(iter(self.settings.values())).lengths == "fixed":
+            self.say(f"what measuring costs: {PAIRS} pairs of turns")
+            self.overhead_share = overhead_share(alive[0], self.watch)
+
+    def _finish(self, names: list[str]) -> None:
+        for name in names:
+            child = self._children.get(name)
+            if child is not None and child.failure is None and name not in self._finished:
+                self._finished.add(name)
+                child.finish()
+                self.say(f"{name}: {state_of(child)}")

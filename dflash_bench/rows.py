@@ -1,0 +1,140 @@
+"""From what a child answered to the row that everybody reads."""
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from dflash.measurement import Failed, Memory, Row, StartUp
+from dflash_bench.cases._case import Case, Setting
+from dflash_bench.slugs import slug_of
+from dflash_bench.statistics import rate, spread
+from dflash_bench.turns import Child, Failure
+
+ENOUGH_FOR_A_RATE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What a row is told of the others: the matrix product's rate, the baseline, its memory."""
+
+    matrix_tflops: float | None = None
+    baseline: Child | None = None
+    eager: Child | None = None
+    process_gib: float | None = None
+
+
+def skipped_row(case: Case, setting: Setting, why: str) -> Row:
+    """A row of what was not measured."""
+    return Row(**_named(case, setting), state="skipped", why=why)
+
+
+def row_of(case: Case, setting: Setting, child: Child, *, beside: Beside) -> Row:
+    """A row of what a child measured, whole or up to where it failed or was interrupted."""
+    facts = child.facts
+    failed = None if child.failure is None else failed_of(child.failure)
+    times_ms = [time_ms for turn in child.turns for time_ms in turn]
+    measured = failed is None and len(times_ms) >= ENOUGH_FOR_A_RATE
+    interrupted = "" if measured or failed is not None else "interrupted before it was measured"
+    loss, of_eager = facts.get("loss"), _loss_of(beside.eager)
+    return Row(
+        **_named(case, setting),
+        padded=facts.get("padded", False),
+        state="measured" if measured else "failed" if failed is not None else "skipped",
+        why=interrupted,
+        failed=failed,
+        turns_ms=child.turns,
+        start_up=_start_up(child, beside.baseline),
+        memory=_memory(case, setting, child, beside=beside),
+        graphs=facts.get("graphs"),
+        loss=loss,
+        loss_against_eager=(loss - of_eager) / of_eager if loss and of_eager else None,
+        more=_more(facts),
+        **(_speed(case, setting, child, beside=beside) if times_ms else {}),
+    )
+
+
+def failed_of(failure: Failure) -> Failed:
+    """The same with the failure mode that it is."""
+    return Failed(
+        type=failure.type,
+        message=failure.message,
+        during=failure.during,
+        slug=slug_of(failure),
+        traceback=failure.trace,
+    )
+
+
+def _named(case: Case, setting: Setting) -> dict[str, Any]:
+    return {
+        "case": case.name,
+        "shape": setting.shape.name,
+        "mode": setting.mode,
+        "lengths": setting.lengths,
+        "unit": case.unit,
+    }
+
+
+def _speed(case: Case, setting: Setting, child: Child, *, beside: Beside) -> dict[str, Any]:
+    times_ms = [time_ms for turn in child.turns for time_ms in turn]
+    units = child.facts.get("units")
+    if isinstance(units, list):
+        units = units[: len(times_ms)] if len(units) >= len(times_ms) else None
+    rated = units is not None and len(times_ms) >= ENOUGH_FOR_A_RATE
+    found: dict[str, Any] = {
+        "step_ms": spread(times_ms),
+        "per_s": rate(child.turns, units) if units is not None and rated else None,
+    }
+    flop = case.flop(setting) if setting.lengths == "fixed" else None
+    if flop is not None:
+        found["model_tflops"] = flop / (statistics.median(times_ms) * 1e-3) / 1e12
+        if beside.matrix_tflops is not None:
+            devices = len(set(setting.devices))
+            found["matrix_share"] = found["model_tflops"] / devices / beside.matrix_tflops
+    return found
+
+
+def _start_up(child: Child, baseline: Child | None) -> StartUp | None:
+    if not child.prepared_s:
+        return None
+    names = ("build_s", "warm_up_s", "compile_s", "capture_s", "first_steps_ms")
+    return StartUp(
+        first_step_s=child.prepared_s,
+        pays_back_after_steps=_pays_back(child, baseline),
+        **{name: child.facts[name] for name in names if child.facts.get(name) is not None},
+    )
+
+
+def _pays_back(child: Child, baseline: Child | None) -> float | None:
+    """Steps after which the child has caught up with the baseline; None: never, or itself."""
+    if baseline is None or child is baseline or not (child.turns and baseline.turns):
+        return None
+    (own_ms, own_s), (their_ms, their_s) = _cost(child), _cost(baseline)
+    if own_ms >= their_ms:
+        return None
+    return max(0.0, (own_s - their_s) / (their_ms - own_ms) * 1e3)
+
+
+def _cost(child: Child) -> tuple[float, float]:
+    """Milliseconds of a step, and seconds that all before the first timed one took too long."""
+    step_ms = statistics.median(time_ms for turn in child.turns for time_ms in turn)
+    later_ms = child.facts.get("first_steps_ms", [])[1:]
+    return step_ms, child.prepared_s + sum(ms - step_ms for ms in later_ms) * 1e-3
+
+
+def _memory(case: Case, setting: Setting, child: Child, *, beside: Beside) -> Memory | None:
+    told: Memory | None = child.facts.get("memory")
+    on_gpu = setting.devices[0].startswith("cuda")
+    planned = case.planned_gib(setting) if on_gpu else None
+    if told is None and planned is None and beside.process_gib is None:
+        return None
+    known = {"planned_gib": planned, "process_gib": beside.process_gib}
+    new = {name: value for name, value in known.items() if value is not None}
+    return (told or Memory()).model_copy(update=new)
+
+
+def _loss_of(child: Child | None) -> float | None:
+    return None if child is None else child.facts.get("loss")
+
+
+def _more(facts: dict[str, Any]) -> dict[str, Any]:
+    return dict(facts.get("more", {}))

@@ -7,8 +7,8 @@ from dflash.measurement import Bench, Estimate, Row, Scaling, Weather
 from dflash.train.fit import OUTSIDE_BYTES
 from dflash.train.memory import GIB
 from dflash_bench.cases import all_cases
-from dflash_bench.cases._case import Lengths, Setting
-from dflash_bench.session import BenchPlan, run_bench
+from dflash_bench.cases._case import Lengths
+from dflash_bench.session import BenchPlan, run_bench, setting_of, settled_devices
 from dflash_bench.shapes import BenchShape
 from dflash_bench.statistics import fit_exponent
 from dflash_bench.swept import Over, check_values, step_of, swept_shape
@@ -135,7 +135,6 @@ class _Sweep:
         there = [value for value in values if names[value] in rows]
         points = [rows[names[value]] for value in there]
         step_ms = [None if row.step_ms is None else row.step_ms.median for row in points]
-        on_gpu = self._on_gpu(bench)
         return Scaling(
             over=self.over,
             values=[float(value) for value in there],
@@ -145,37 +144,32 @@ class _Sweep:
             peak_gib=[
                 None if row.memory is None else row.memory.peak_allocated_gib for row in points
             ],
-            planned_gib=[self.planned_gib(value, on_gpu=on_gpu) for value in there],
-            wall=self._wall(bench) if on_gpu else None,
+            planned_gib=[self.planned_gib(value) for value in there],
+            wall=self._wall(bench),
         )
 
-    def planned_gib(self, value: int, *, on_gpu: bool) -> float | None:
+    def planned_gib(self, value: int) -> float | None:
         """The prediction of the memory plan, on the first drafter's device."""
-        plan = self.plan
-        num_drafters = value if self.over == "drafters" else plan.drafters
-        named = [name for name in plan.devices if name != "auto"] or ["cuda:0" if on_gpu else "cpu"]
-        devices = tuple(named[number % len(named)] for number in range(num_drafters))
-        return self.case.planned_gib(
-            Setting(
-                shape=swept_shape(self.shape, self.over, value),
-                mode=self.mode,
-                lengths=self.lengths,
-                devices=devices,
-                target_device=devices[0],
-                matmul=plan.matmul,
-                seed=plan.seed,
-            )
+        number = value if self.over == "drafters" else self.plan.drafters
+        setting = setting_of(
+            self.plan,
+            self.case,
+            shape=swept_shape(self.shape, self.over, value),
+            lengths=self.lengths,
+            devices=settled_devices(replace(self.plan, drafters=number)),
         )
+        return self.case.planned_gib(replace(setting, mode=self.mode))
 
     def _wall(self, bench: Bench) -> float | None:
         """The first value that the plan says is too big, of all that there could be."""
         room_gib = _room_gib(bench)
-        if room_gib is None or self.over not in FARTHEST:
+        on_gpu = settled_devices(self.plan)[0] != "cpu"
+        if room_gib is None or self.over not in FARTHEST or not on_gpu:
             return None
         step = step_of(self.shape, self.over)
 
         def fits(number: int) -> bool:
-            planned = self.planned_gib(number * step, on_gpu=True)
+            planned = self.planned_gib(number * step)
             return planned is None or planned + OUTSIDE_BYTES / GIB <= room_gib
 
         low, high = 0, FARTHEST[self.over] // step
@@ -189,9 +183,6 @@ class _Sweep:
     def _is_mine(self, row: Row) -> bool:
         mine = (self.case.name, self.mode, self.lengths)
         return (row.case, row.mode, row.lengths) == mine
-
-    def _on_gpu(self, bench: Bench) -> bool:
-        return bool(bench.environment.gpus) and set(self.plan.devices) != {"cpu"}
 
 
 def exponent(values: Sequence[int], step_ms: Sequence[float | None]) -> Estimate | None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from dflash.execution import capture_watch
 from dflash_bench.cases._case import Found, Setting
+from dflash_bench.compile_clock import CompileClock
 from dflash_bench.counters import Counters
 from dflash_bench.timing import time_steps
 
@@ -59,6 +61,7 @@ class Repeated:
 
     def build(self) -> dict[str, Any]:
         started = time.perf_counter()
+        self._compiling, self._capturing = CompileClock(), capture_watch()
         self.work = self._make(self.setting)
         self._wait()
         self._counters = Counters(self.work.device)
@@ -78,7 +81,12 @@ class Repeated:
         first_ms = (time.perf_counter() - warm) * 1e3
         self._number = 1
         self._counters.begin()
-        return {"warm_up_s": warm - started, "first_steps_ms": [first_ms]}
+        return {
+            "warm_up_s": warm - started,
+            "compile_s": self._compiling.seconds,
+            "capture_s": self._capturing.seconds,
+            "first_steps_ms": [first_ms],
+        }
 
     def turn(self) -> list[float]:
         in_turn = LEAD_IN_STEPS + self.setting.turn_steps

@@ -16,7 +16,7 @@ import torch
 from dflash.data.prompt_files import read_prompts
 from dflash.decode import Decoded, DecodeLimits, Replays, plain_decode, speculative_decode
 from dflash.drafter.model import Drafter
-from dflash.execution import CaptureError
+from dflash.execution import CaptureError, capture_watch
 from dflash.target.model import Target
 from dflash.train.evaluation import summarise
 from dflash.train.pair import heldout_of, load_pair
@@ -91,6 +91,7 @@ class Decoding:
 
     def build(self) -> dict[str, Any]:
         started, device = time.perf_counter(), torch.device(self.setting.target_device)
+        self._capturing = capture_watch()
         self.models = Models(self.setting)
         self._counters = Counters(device)
         self._limits = DecodeLimits(
@@ -106,7 +107,10 @@ class Decoding:
         if self.setting.mode == "captured" and self._first.decode_loop != "captured":
             raise CaptureError(f"decoding was not captured: {self._first.eager_because}")
         self._counters.begin()
-        return {"warm_up_s": time.perf_counter() - started}
+        return {
+            "warm_up_s": time.perf_counter() - started,
+            "capture_s": self._capturing.seconds,
+        }
 
     def turn(self) -> list[float]:
         times: list[float] = []

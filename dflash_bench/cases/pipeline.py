@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dflash.drafter.training import StepInputs
-from dflash.execution import process_seal
+from dflash.execution import capture_watch, process_seal
 from dflash.pipeline.assembly import Watchdog
 from dflash.pipeline.cores import cores_shared_by
 from dflash.pipeline.feed import Feed
@@ -30,6 +30,7 @@ from dflash.train.readiness import warm_up
 from dflash.train.replicas import GradientSum
 from dflash.train.totals import averages
 from dflash_bench.cases._case import Case, Found, Setting
+from dflash_bench.compile_clock import CompileClock
 from dflash_bench.counters import Counters
 from dflash_bench.machine import say
 from dflash_bench.orders import Kind, Order, OrderedFeed, Orders, Taken
@@ -43,6 +44,10 @@ LOG_EVERY = 10
 LEAD_IN_STEPS = 4
 """Untimed, after a standstill in which the target has filled every slot."""
 
+TURN_S = 6.0
+"""Longer turns are cut: what takes turns should do so often."""
+
+LEAST_STEPS = 3
 LOSS_STEPS = 5
 END = 10**9
 """A step that no bench comes to."""
@@ -60,10 +65,12 @@ class PipelineSteps:
         self._life = Lifeline()
         self._failure: BaseException | None = None
         self._turns = Taken()
+        self._turn_steps = setting.turn_steps
         self._alone: dict[Kind, Taken] = {"target": Taken(), "drafter": Taken()}
 
     def build(self) -> dict[str, Any]:
         started, setting = time.perf_counter(), self.setting
+        self._compiling, self._capturing = CompileClock(), capture_watch()
         with tempfile.TemporaryDirectory(prefix="dflash-bench-") as scratch:
             folder = Path(scratch)
             config = run_config(setting, folder / "definitions.jsonl")
@@ -90,14 +97,21 @@ class PipelineSteps:
         self._full_slot = _copy_of(self.built.pipeline.slots[0][0])
         self._thread = threading.Thread(target=self._run, name="pipeline", daemon=True)
         self._thread.start()
-        self._do("pipeline", lead_in=0, count=1)
+        first = self._do("pipeline", lead_in=0, count=1)
         self._counters.begin()
-        return {"warm_up_s": self.warm.warm_up_s}
+        return {
+            "warm_up_s": self.warm.warm_up_s,
+            "compile_s": self._compiling.seconds,
+            "capture_s": self._capturing.seconds,
+            "first_steps_ms": first.times_ms,
+        }
 
     def settle(self) -> list[float]:
         """Make the steps whose loss is told, and measure each side alone."""
         first = self._do("pipeline", lead_in=0, count=LOSS_STEPS - 1)
         self._loss = averages(self.built.steps[0].totals.sums.cpu()).loss
+        fitting = max(LEAST_STEPS, round(TURN_S / (first.step_ms * 1e-3)))
+        self._turn_steps = min(self._turn_steps, fitting)
         self._measure_alone()
         return first.times_ms
 
@@ -132,7 +146,7 @@ class PipelineSteps:
             self._alone[kind] = before.and_(self._do(kind))
 
     def _do(self, kind: Kind, *, lead_in: int = LEAD_IN_STEPS, count: int = 0) -> Taken:
-        order = Order(kind, lead_in, count or self.setting.turn_steps)
+        order = Order(kind, lead_in, count or self._turn_steps)
         try:
             return self._orders.do(order, self._thread)
         except RuntimeError:

@@ -181,17 +181,26 @@ def outcome(row: Row) -> str:
 
 
 def remarks(rows: Sequence[Row], *, with_shape: bool = False) -> Iterator[tuple[str, str]]:
-    """Sign and sentence of each of *rows* that failed, was skipped, or was spoilt."""
+    """Sign and sentence of what was skipped, failed or spoilt; skipped for one reason: once."""
+
+    def name(row: Row) -> str:
+        return f"{row.shape} {row.mode}" if with_shape else row.mode
+
+    skipped: dict[str, list[str]] = {}
     for row in rows:
-        name = f"{row.shape} {row.mode}" if with_shape else row.mode
+        if row.state == "skipped":
+            skipped.setdefault(row.why, []).append(name(row))
+    for why, names in skipped.items():
+        yield "--", f"{', '.join(names)} skipped: {why or 'no reason given'}"
+    for row in rows:
         if row.failed is not None:
-            yield "!!", f"{name} failed during {row.failed.during}: {_told(row.failed)}"
+            yield "!!", f"{name(row)} failed during {row.failed.during}: {_told(row.failed)}"
             if row.failed.slug:
                 yield "", f"dflash explain {row.failed.slug}"
-        elif row.state != "measured":
-            yield "--", f"{name} {row.state}: {row.why or 'no reason given'}"
-        elif row.why:
-            yield "??", f"{name}: {row.why}"
+        elif row.state == "failed":
+            yield "!!", f"{name(row)} failed: {row.why or 'no reason given'}"
+        elif row.state == "measured" and row.why:
+            yield "??", f"{name(row)}: {row.why}"
 
 
 def _told(failed: Failed) -> str:

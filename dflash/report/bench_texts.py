@@ -102,4 +102,4 @@ def _weather(weather: Weather) -> Iterator[tuple[str, str]]:
     for each in weather.spoiled:
         yield "??", f"{each.what}: {each.text} ({share(each.share)} of the samples)"
     if weather.unknown_because:
-        yield "", f"clocks and other processes were not watched: {weather.unknown_because}"
+        yield "", f"not watched: {weather.unknown_because}"

@@ -8,6 +8,7 @@ UNITS = {"token": "tok"}
 MILLION = 1_000_000
 TEN = 10.0
 MOST_DECIMALS = 4
+WIDE = 0.05
 
 
 def rate_unit(unit: str) -> str:
@@ -19,22 +20,31 @@ def number(value: float | None, *, digits: int = 4) -> str:
     """So many digits, or all before the point; ``1.23M`` from a million on."""
     if value is None or not math.isfinite(value):
         return "" if value is None else str(value)
+    if not value:
+        return "0"
     if isinstance(value, int) and abs(value) < MILLION:
         return f"{value:,}"
     if abs(value) >= MILLION:
         return f"{value / MILLION:,.2f}M"
-    size = math.floor(math.log10(abs(value))) if value else 0
+    size = math.floor(math.log10(abs(value)))
     return f"{value:,.{min(max(0, digits - 1 - size), MOST_DECIMALS)}f}"
 
 
 def estimate_text(estimate: Estimate | None, *, digits: int = 4) -> str:
-    """``22,981 ±0.3%``: the wider side of its interval, as a share of the figure."""
+    """``22,981 ±0.3%``: the wider side of its interval, as a share of the figure.
+
+    A wide one is told by both sides, which may differ: ``0.815 -12%+30%``.
+    """
     if estimate is None:
         return ""
-    wider = max(estimate.high - estimate.value, estimate.value - estimate.low)
+    below, above = estimate.value - estimate.low, estimate.high - estimate.value
+    wider = max(below, above)
     if not estimate.value or not wider:
         return number(estimate.value, digits=digits)
-    return f"{number(estimate.value, digits=digits)} ±{abs(wider / estimate.value):.1%}"
+    told = f"±{wider / estimate.value:.1%}"
+    if wider >= WIDE * estimate.value:
+        told = f"-{below / estimate.value:.0%}+{above / estimate.value:.0%}"
+    return f"{number(estimate.value, digits=digits)} {told}"
 
 
 def rough(value: float | None) -> str:

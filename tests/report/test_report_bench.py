@@ -4,7 +4,7 @@ import shlex
 import subprocess
 
 import pytest
-from bench_samples import MESSAGE, compared, measured, sample
+from bench_samples import MESSAGE, compared, failed, measured, sample, skipped
 
 from dflash.measurement import Bench, Estimate, Row
 from dflash.report.bench import bench_lines, style_of
@@ -128,6 +128,17 @@ def test_terminal_codes_in_a_message_are_not_passed_on() -> None:
     assert len(lines) < 30
 
 
+def test_modes_skipped_for_one_reason_are_told_together() -> None:
+    rows = [skipped().model_copy(update={"mode": mode}) for mode in ("warmed", "graphed")]
+    other = skipped().model_copy(update={"why": "no g++"})
+    lines = bench_lines(bench(rows[0], other, rows[1], failed()))
+    told = [line for line in lines if line.startswith("--")]
+    assert (
+        told[0] == "-- warmed, graphed skipped: the memory plan says 151.0 GiB, the GPU has 139.8"
+    )
+    assert told[1] == "-- compiled skipped: no g++"
+
+
 def test_the_command_can_be_pasted() -> None:
     command = "dflash bench drafter-step " + "--mode graphed " * 9 + "--expect 'graphed/eager >= 3'"
     lines = command_lines(command)
@@ -154,7 +165,7 @@ def test_a_second_baseline_is_told_below_the_table() -> None:
     [
         (None, ""), (0, "0"), (7, "7"), (12345, "12,345"), (133.31, "133.3"), (13.331, "13.33"),
         (0.01524, "0.0152"), (16500.4, "16,500"), (1_234_567.0, "1.23M"), (float("inf"), "inf"),
-        (0.0, "0.000"),
+        (0.0, "0"),
     ],
 )  # fmt: skip
 def test_a_number_has_four_digits(value: float | None, text: str) -> None:
@@ -171,4 +182,5 @@ def test_seconds_and_gib_are_rough(value: float, text: str) -> None:
 def test_the_wider_side_of_an_interval_is_shown() -> None:
     assert estimate_text(Estimate(value=100.0, low=99.0, high=103.0)) == "100.0 ±3.0%"
     assert estimate_text(Estimate(value=100.0, low=100.0, high=100.0)) == "100.0"
+    assert estimate_text(Estimate(value=0.8, low=0.6, high=0.88)) == "0.8000 -25%+10%"
     assert estimate_text(None) == ""

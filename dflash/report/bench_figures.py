@@ -38,16 +38,18 @@ def speed_bars(parts: Sequence[Group], numbers: Numbers) -> Iterator[str]:
 
 
 def memory_bars(parts: Sequence[Group], numbers: Numbers) -> Iterator[str]:
-    """Peaks of every mode: allocated, reserved, of the process, and the plan's."""
+    """Peaks of every mode that has any: allocated, reserved, of the process, and the plan's."""
     made = [[_memory_bar(row, numbers) for row in part.rows] for part in parts]
-    if not reach([bar for some in made for bar in some]):
+    made = [[bar for bar in some if bar.value is not None] for some in made]
+    drawn = [bar for some in made for bar in some]
+    if not drawn:
         return
-    yield "<h3>Peak memory, GiB</h3>"
-    yield (
-        '<p class="legend"><span class="key"></span>allocated'
-        '<span class="key pale"></span>/ reserved'
-        '<span class="key mark"></span>predicted by the memory plan</p>'
-    )
+    on_gpu = any(bar.behind is not None for bar in drawn)
+    keys = [("", "allocated"), ("pale", "/ reserved")] if on_gpu else [("", "resident on the host")]
+    if any(bar.tick is not None for bar in drawn):
+        keys.append(("mark", "predicted by the memory plan"))
+    legend = "".join(f'<span class="key {kind}"></span>{text}' for kind, text in keys)
+    yield f'<h3>Peak memory, GiB</h3>\n<p class="legend">{legend}</p>'
     yield from _parts(parts, made)
 
 
@@ -65,8 +67,9 @@ def step_strips(parts: Sequence[Group], numbers: Numbers) -> Iterator[str]:
     )
     for part in parts:
         items = [_strip(row, numbers) for row in part.rows if row in rows]
-        yield from _part_title(parts, part)
-        yield strips(items, scale=scale)
+        if items:
+            yield from _part_title(parts, part)
+            yield strips(items, scale=scale)
 
 
 def memory_curves(parts: Sequence[Group], numbers: Numbers) -> Iterator[str]:
@@ -139,8 +142,9 @@ def verdict_html(word: str) -> str:
 def _parts(parts: Sequence[Group], made: Sequence[Sequence[Bar]]) -> Iterator[str]:
     top = reach([bar for some in made for bar in some])
     for part, some in zip(parts, made, strict=True):
-        yield from _part_title(parts, part)
-        yield bars(some, top=top)
+        if some:
+            yield from _part_title(parts, part)
+            yield bars(some, top=top)
 
 
 def _part_title(parts: Sequence[Group], part: Group) -> Iterator[str]:
@@ -185,8 +189,6 @@ def _memory_bar(row: Row, numbers: Numbers) -> Bar:
         told.append(f"host {rough(found.rss_gib)}")
     longest = (allocated, found.process_gib, found.rss_gib)
     value = next((gib for gib in longest if gib is not None), None)
-    if value is None:
-        return Bar(row.mode, numbers[row.mode], instead=_instead(row))
     return Bar(
         row.mode,
         numbers[row.mode],

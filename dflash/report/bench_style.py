@@ -39,7 +39,7 @@ summary { cursor: pointer; }
        background: var(--c0); vertical-align: -1px; }
 .key.pale { opacity: .35; } .key.mark { width: 0; background: none; border-left: 2px dashed; }
 .strip .above { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 16px; }
-.strip .plot { position: relative; background: var(--soft); margin-bottom: 8px; }
+.strip .plot { position: relative; background: var(--soft); margin: 5px 0 9px; }
 .strip svg { display: block; width: 100%; height: 64px; overflow: visible; }
 .strip path { fill: none; stroke-width: 2.6; stroke-linecap: round;
               vector-effect: non-scaling-stroke; }

@@ -168,7 +168,11 @@ def test_rows_with_next_to_nothing_still_make_a_page() -> None:
     bench_empty = bench().model_copy(update={"weather": None, "commit": None})
     for some in (bench(bare), bench(host), bench_empty, bench(failed())):
         Page(bench_html(some))
-    assert "host 1.50" in bench_html(bench(host))
+    on_cpu = bench_html(bench(host, failed()))
+    assert "host 1.50" in on_cpu
+    assert "resident on the host" in on_cpu
+    assert "reserved" not in on_cpu
+    assert on_cpu.count('class="name">reduce-overhead') == 1  # in the bars of speed only
 
 
 def test_memory_over_steps_has_the_modes_colours_and_one_scale_for_all_lengths() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dflash.errors import UsageError
 from dflash.measurement import Bench
 
-SAME_OPTIONS = ("matmul", "drafters", "target_device", "data")
+SAME_OPTIONS = ("matmul", "drafters", "target_device")
 """What must be equal for two benches to have measured the same thing."""
 
 

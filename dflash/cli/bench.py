@@ -38,6 +38,7 @@ def bench(  # noqa: PLR0913 - a command's options
     precision: option.Precision = "1%",
     max_time: option.MaxTime = 180.0,
     timeout: option.Timeout = 300.0,
+    profile: option.Profile = False,
     expect: option.Expect = None,
     json_out: JsonOut = None,
     markdown: option.Markdown = None,
@@ -97,9 +98,8 @@ def _list(json_out: str | None) -> None:
         facts = [{name: getattr(case, name) for name in names} for case in cases]
         print_json({"cases": facts, "shapes": {n: shape.record() for n, shape in shapes.items()}})
         return
-    print_table(("case", "measures"), [(case.name, case.help) for case in cases])
-    lines = [line for case in cases for line in _modes_of(case.name, case.modes)]
-    print_lines(["", "modes, the baseline first", *lines, ""], lambda _: "")
+    lines = [line for case in cases for line in _told(case.name, case.help, modes=case.modes)]
+    print_lines(["cases, and their modes with the baseline first", *lines, ""], lambda _: "")
     rows = [
         (name, f"{shape.token_budget}", f"{shape.num_anchors}", f"{shape.num_documents}")
         for name, shape in shapes.items()
@@ -107,6 +107,7 @@ def _list(json_out: str | None) -> None:
     print_table(("shape", "tokens", "anchors", "documents"), rows)
 
 
-def _modes_of(case: str, modes: "Sequence[str]") -> list[str]:
-    text = f"{case:<15} {', '.join(modes)}"
-    return textwrap.wrap(text, 78, subsequent_indent=" " * 16, break_on_hyphens=False)
+def _told(name: str, about: str, *, modes: "Sequence[str]") -> list[str]:
+    indent = " " * 16
+    wrap = textwrap.TextWrapper(78, subsequent_indent=indent, break_on_hyphens=False)
+    return [*wrap.wrap(f"{name:<15} {about}"), *wrap.wrap(f"{indent}modes: {', '.join(modes)}")]

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,6 +10,7 @@ import typer
 from dflash.errors import UsageError
 
 if TYPE_CHECKING:
+    from dflash_bench.cases._case import Lengths
     from dflash_bench.session import BenchPlan
     from dflash_bench.shapes import BenchShape
 
@@ -53,6 +53,9 @@ MaxTime = Annotated[
     float, typer.Option(min=0.1, metavar="S", help="seconds of turns for each case and shape")
 ]
 Timeout = Annotated[float, typer.Option(min=0.1, metavar="S", help="longer silence is a hang")]
+Profile = Annotated[
+    bool, typer.Option("--profile", help="also find which kernels the time goes to")
+]
 Expect = Annotated[
     list[str] | None,
     typer.Option("--expect", metavar="'EXPR'", help="'graphed/eager >= 3'; repeatable"),
@@ -89,28 +92,27 @@ def bench_plan(given: Mapping[str, Any]) -> "BenchPlan":
     from dflash_bench.session import BenchPlan
 
     cases = chosen_cases(given["cases"] or [])
-    wanted = {
-        "cases": tuple(case.name for case in cases),
-        "modes": chosen_modes(given["modes"] or [], cases),
-        "shapes": _shapes(given),
-        "lengths": _lengths(given["lengths"] or ["fixed"]),
-        "drafters": given["drafters"],
-        "devices": tuple(given["devices"] or ["auto"]),
-        "target_device": given["target_device"],
-        "drafter": given["drafter"],
-        "data": tuple(given["data"] or []),
-        "matmul": given["matmul"],
-        "seed": given["seed"],
-        "turn_steps": given["steps"],
-        "min_pairs": given["pairs"],
-        "precision": share(given["precision"], "--precision"),
-        "max_time_s": given["max_time"],
-        "limit_s": given["timeout"],
-        "require_gpu": given["require_gpu"],
-        "command": _command(given["context"].obj),
-    }
-    known = {field.name for field in fields(BenchPlan)}
-    return BenchPlan(**{name: value for name, value in wanted.items() if name in known})
+    return BenchPlan(
+        cases=tuple(case.name for case in cases),
+        modes=chosen_modes(given["modes"] or [], cases),
+        shapes=_shapes(given),
+        lengths=_lengths(given["lengths"] or ["fixed"]),
+        drafters=given["drafters"],
+        devices=tuple(given["devices"] or ["auto"]),
+        target_device=given["target_device"],
+        drafter=given["drafter"],
+        data=tuple(given["data"] or []),
+        matmul=given["matmul"],
+        seed=given["seed"],
+        profile=given["profile"],
+        turn_steps=given["steps"],
+        min_pairs=given["pairs"],
+        precision=share(given["precision"], "--precision"),
+        max_time_s=given["max_time"],
+        limit_s=given["timeout"],
+        require_gpu=given["require_gpu"],
+        command=_command(given["context"].obj),
+    )
 
 
 def _command(words: list[str]) -> str:
@@ -118,11 +120,12 @@ def _command(words: list[str]) -> str:
     return f"dflash {words[0]} {shlex.join(words[1:])}".strip()
 
 
-def _lengths(words: list[str]) -> tuple[str, ...]:
+def _lengths(words: list[str]) -> "tuple[Lengths, ...]":
+    known: tuple[Lengths, ...] = ("fixed", "variable")
     for word in words:
-        if word not in ("fixed", "variable"):
+        if word not in known:
             raise UsageError(f"--lengths {word} is neither fixed nor variable")
-    return tuple(dict.fromkeys(words))
+    return tuple(each for each in known if each in words)
 
 
 def _shapes(given: Mapping[str, Any]) -> "tuple[BenchShape, ...]":
@@ -143,5 +146,5 @@ def default_shape(devices: list[str]) -> str:
     """What is measured where nothing is said: something that the machine can do."""
     import torch
 
-    on_gpu = torch.cuda.is_available() and not all(device == "cpu" for device in devices or ["gpu"])
+    on_gpu = torch.cuda.device_count() > 0 and devices != ["cpu"]
     return "qwen3-8b-3072" if on_gpu else "tiny"

@@ -48,7 +48,7 @@ def scaling(  # noqa: PLR0913 - a command's options
     require_gpu: option.RequireGpu = False,
 ) -> None:
     """Measure at several values of one size: cost, its exponent, memory, and the plan's wall."""
-    given = locals()
+    given = locals() | {"profile": False}
     reports = BenchReports(json_out, markdown, html)
     swept = _numbers(values)
     reports.check()

@@ -45,10 +45,10 @@ def check_writable(path: Path) -> None:
     Raises:
         UsageError: it cannot.
     """
-    beside = path.with_name(f"{path.name}.partial")
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        beside = path.with_name(f"{path.name}.partial")
         beside.write_bytes(b"")
         beside.unlink()
     except OSError as error:

@@ -1,0 +1,303 @@
+"""``dflash bench`` as a user meets it: what it plans, prints, writes, refuses and leaves with."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_samples import sample
+
+from dflash.cli.__main__ import main
+from dflash.measurement import Bench, Estimate
+from dflash_bench import scaling, session
+from dflash_bench.files import bench_json, read_bench
+from dflash_bench.session import BenchPlan
+
+Capture = pytest.CaptureFixture[str]
+Answer = Callable[[Bench], list[BenchPlan]]
+GOOD = [row for row in sample().rows if row.state == "measured" and row.shape == "made-up-3072"]
+CURVE = [row for row in sample().rows if row.shape != "made-up-3072"]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """Put a made-up bench in the place of measuring; the list holds the plans that were asked."""
+
+    def with_bench(bench: Bench) -> list[BenchPlan]:
+        plans: list[BenchPlan] = []
+
+        def run(plan: BenchPlan, *_: object, say: Callable[[str], None]) -> Bench:
+            plans.append(plan)
+            say("measuring")
+            return bench
+
+        monkeypatch.setattr(session, "run_bench", run)
+        monkeypatch.setattr(scaling, "run_scaling", run)
+        return plans
+
+    return with_bench
+
+
+def good(**changes: Any) -> Bench:  # noqa: ANN401
+    return sample().model_copy(update={"rows": GOOD, "scaling": []} | changes)
+
+
+def write(path: Path, bench: Bench) -> str:
+    path.write_text(bench_json(bench), encoding="utf-8")
+    return str(path)
+
+
+def error(capsys: Capture) -> str:
+    said = capsys.readouterr()
+    assert said.out == ""
+    return said.err
+
+
+def test_all_rows_measured_is_exit_zero_with_a_table_on_stdout(
+    answer: Answer, capsys: Capture
+) -> None:
+    answer(good())
+    assert main(["bench"]) == 0
+    said = capsys.readouterr()
+    assert "graphed" in said.out
+    assert said.err == "measuring\n"
+    assert max(map(len, said.out.splitlines())) <= 78
+
+
+def test_every_option_reaches_the_plan(answer: Answer) -> None:
+    plans = answer(good())
+    words = "bench drafter-step --mode eager --mode graphed --shape tiny --lengths variable"
+    words += " --lengths fixed --drafters 2 --device cpu --matmul fp8 --seed 3 --steps 5 --pairs 7"
+    words += " --precision 2% --max-time 9 --timeout 60 --set token_budget=128 --target-device cpu"
+    words += " --drafter runs/x --data a.txt --data b.txt --profile"
+    assert main(words.split()) == 0
+    plan = plans[0]
+    assert (plan.cases, plan.modes) == (("drafter-step",), ("eager", "graphed"))
+    assert [shape.token_budget for shape in plan.shapes] == [128]
+    assert (plan.lengths, plan.drafters, plan.devices) == (("fixed", "variable"), 2, ("cpu",))
+    assert (plan.matmul, plan.seed, plan.turn_steps, plan.min_pairs) == ("fp8", 3, 5, 7)
+    assert (plan.precision, plan.max_time_s, plan.limit_s) == (0.02, 9.0, 60.0)
+    assert (plan.target_device, plan.drafter, plan.data) == ("cpu", "runs/x", ("a.txt", "b.txt"))
+    assert plan.profile
+    assert plan.command == f"dflash {words}"
+
+
+def test_a_training_configuration_is_a_shape(answer: Answer) -> None:
+    plans = answer(good())
+    config = str(ROOT / "configs" / "quickstart.toml")
+    assert main(["bench", "--config", config, "--set", "data.token_budget=512"]) == 0
+    assert plans[0].shapes[0].token_budget == 512
+    assert plans[0].shapes[0].drafter.hidden_size == 192
+
+
+def test_a_failed_row_is_exit_one_and_everything_is_written(
+    answer: Answer, tmp_path: Path, capsys: Capture
+) -> None:
+    answer(sample())
+    files = ["--json", "a.json", "--markdown", "a.md", "--html", "a.html"]
+    assert main(["bench", *files]) == 1
+    assert read_bench(tmp_path / "a.json") == sample()
+    assert "| graphed" in (tmp_path / "a.md").read_text()
+    assert "<svg" in (tmp_path / "a.html").read_text()
+    assert "cudagraph-trees" in capsys.readouterr().out
+    assert list(tmp_path.glob("*.partial")) == []
+
+
+def test_json_on_stdout_is_all_there_is_on_stdout(answer: Answer, capsys: Capture) -> None:
+    answer(good())
+    assert main(["bench", "--json", "-", "--expect", "graphed/eager >= 1.5"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["kind"] == "bench"
+    assert "ok graphed/eager >= 1.5 is met" in said.err
+
+
+def test_an_expectation_that_is_missed_is_exit_one(answer: Answer, capsys: Capture) -> None:
+    answer(good())
+    assert main(["bench", "--expect", "graphed/eager >= 3"]) == 1
+    assert "!! graphed/eager >= 3 is missed" in capsys.readouterr().out
+
+
+def test_an_expectation_without_a_verdict_is_exit_four(answer: Answer, capsys: Capture) -> None:
+    wide = [
+        each.model_copy(update={"ratio": Estimate(value=0.6, low=0.3, high=1.2)})
+        for each in sample().comparisons
+    ]
+    answer(good(comparisons=wide))
+    assert main(["bench", "--expect", "graphed/eager >= 1.5"]) == 4
+    assert "?? graphed/eager >= 1.5 is unclear" in capsys.readouterr().out
+
+
+def test_an_interrupted_bench_is_kept_and_leaves_with_130(answer: Answer, tmp_path: Path) -> None:
+    answer(good(complete=False))
+    assert main(["bench", "--json", "a.json"]) == 130
+    assert read_bench(tmp_path / "a.json").complete is False
+
+
+def test_a_bench_in_which_nothing_ran_is_exit_four(answer: Answer, capsys: Capture) -> None:
+    rows = [row for row in sample().rows if row.state == "skipped"]
+    answer(good(rows=rows, comparisons=[]))
+    assert main(["bench"]) == 4
+    assert "151.0 GiB" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "hint"),
+    [
+        ("drafterstep", "there is no case 'drafterstep'", "did you mean drafter-step?"),
+        ("--mode graphd", "there is no mode 'graphd'", "did you mean graphed?"),
+        ("--shape tinny", "there is no", "did you mean tiny?"),
+        ("--shape tiny --set token_bugdet=4", "token_bugdet", "did you mean token_budget?"),
+        ("--precision 0", "--precision 0 is no share above 0 and below 1", "--precision 1%"),
+        ("--precision fine", "--precision fine is no share", "--precision 1%"),
+        ("--lengths some", "--lengths some is neither fixed nor variable", ""),
+        ("--expect graphed/eagr>=3", "at character 9: there is no mode 'eagr'", "eager?"),
+        ("--expect gibberish", "at character 1: there is no figure 'gibberish'", "figures:"),
+        ("--json no/such/folder/a.json", "cannot be written", "a folder that exists"),
+        ("--html .", "cannot be written", "a folder that exists"),
+        ("--config missing.toml", "missing.toml", ""),
+    ],
+)
+def test_a_mistake_is_exit_two_before_anything_is_measured(
+    answer: Answer, capsys: Capture, *, words: str, told: str, hint: str
+) -> None:
+    plans = answer(good())
+    assert main(["bench", *words.split()]) == 2
+    said = error(capsys)
+    assert told in said
+    assert hint in said
+    assert plans == []
+
+
+def test_the_schema_is_of_both_files(capsys: Capture) -> None:
+    assert main(["bench", "--schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema.keys() == {"Bench", "Changes"}
+    assert "benchmarks" in schema["Bench"]["properties"]
+
+
+def test_the_list_names_cases_modes_and_shapes(capsys: Capture) -> None:
+    assert main(["bench", "--list"]) == 0
+    listed = capsys.readouterr().out
+    for name in ("drafter-step", "reduce-overhead", "packing", "tiny", "packed-49k"):
+        assert name in listed
+    assert max(map(len, listed.splitlines())) <= 78
+    assert main(["bench", "--list", "--json", "-"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["shapes"]["qwen3-8b-3072"]["token_budget"] == 3072
+
+
+def test_scaling_sweeps_the_values_in_order(
+    answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(good())
+    asked: list[object] = []
+
+    def run(_plan: BenchPlan, over: str, values: object, *, say: object) -> Bench:
+        asked.extend((over, values, say))
+        return sample().model_copy(update={"rows": CURVE})
+
+    monkeypatch.setattr(scaling, "run_scaling", run)
+    words = "--over num_anchors --values 64,32 --shape tiny"
+    assert main(["bench", "scaling", *words.split()]) == 0
+    assert asked[:2] == ["num_anchors", [32, 64]]
+
+
+@pytest.mark.parametrize("values", ["8192", "a,b", "8192,8192", "0,1", "1,", "-1,2"])
+def test_values_are_two_or_more_different_numbers(
+    answer: Answer, capsys: Capture, values: str
+) -> None:
+    answer(good())
+    assert main(["bench", "scaling", f"--values={values}"]) == 2
+    assert "two or more different whole numbers" in error(capsys)
+
+
+def slower(bench: Bench, factor: float) -> Bench:
+    rows = []
+    for row in bench.rows:
+        assert row.step_ms is not None
+        turns = [[time_ms * factor for time_ms in turn] for turn in row.turns_ms]
+        spread = row.step_ms.model_copy(update={"median": row.step_ms.median * factor})
+        rows.append(row.model_copy(update={"turns_ms": turns, "step_ms": spread}))
+    return bench.model_copy(update={"rows": rows})
+
+
+def test_a_regression_is_exit_one(tmp_path: Path, capsys: Capture) -> None:
+    one = write(tmp_path / "a.json", good())
+    other = write(tmp_path / "b.json", slower(good(), 1.1))
+    assert main(["bench", "compare", one, other, "--fail-if", "step_ms > +3%"]) == 1
+    said = capsys.readouterr().out
+    assert "regression" in said
+    assert max(map(len, said.splitlines())) <= 78
+    assert main(["bench", "compare", one, other, "--fail-if", "step_ms > +20%"]) == 0
+    assert main(["bench", "compare", one, other]) == 0
+
+
+def test_a_comparison_is_written_too(tmp_path: Path, capsys: Capture) -> None:
+    one = write(tmp_path / "a.json", good())
+    words = ["bench", "compare", one, one, "--json", "-", "--markdown", "c.md"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "bench changes"
+    assert "step" in (tmp_path / "c.md").read_text()
+
+
+def test_a_rule_that_could_not_be_judged_is_exit_four(tmp_path: Path) -> None:
+    one = write(tmp_path / "a.json", good())
+    assert main(["bench", "compare", one, one, "--fail-if", "alloc_retries > +1"]) == 0
+    rows = [row.model_copy(update={"turns_ms": row.turns_ms[:2]}) for row in GOOD]
+    few = write(tmp_path / "b.json", good(rows=rows))
+    assert main(["bench", "compare", one, few, "--fail-if", "step_ms > +3%"]) == 4
+
+
+def test_another_format_and_another_shape_are_exit_two(tmp_path: Path, capsys: Capture) -> None:
+    one = write(tmp_path / "a.json", good())
+    future = tmp_path / "b.json"
+    future.write_text(json.dumps(json.loads(bench_json(good())) | {"format": 2}))
+    assert main(["bench", "compare", one, str(future)]) == 2
+    assert "has format 2, and this dflash reads format 1" in error(capsys)
+    shapes = {"made-up-3072": {"token_budget": 4096}}
+    other = write(tmp_path / "c.json", good(shapes=shapes))
+    assert main(["bench", "compare", one, other]) == 2
+    assert "shape made-up-3072 is not the same in both" in error(capsys)
+
+
+def test_another_machine_is_judged_only_when_asked(tmp_path: Path, capsys: Capture) -> None:
+    one = write(tmp_path / "a.json", good())
+    other = write(tmp_path / "b.json", good(device="Another GPU"))
+    rule = ["--fail-if", "peak_reserved_gib > +3%"]
+    assert main(["bench", "compare", one, other]) == 0
+    assert "Another GPU" in capsys.readouterr().out
+    assert main(["bench", "compare", one, other, *rule]) == 2
+    assert "--other-machine" in error(capsys)
+    assert main(["bench", "compare", one, other, *rule, "--other-machine"]) == 0
+
+
+def test_a_mistake_in_a_rule_is_named_before_anything_is_written(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    one = write(tmp_path / "a.json", good())
+    words = ["bench", "compare", one, one, "--fail-if", "step_ms > 3%", "--json", "c.json"]
+    assert main(words) == 2
+    said = error(capsys)
+    assert "at character 11: a change has a sign" in said
+    assert "write +3%" in said
+    assert not (tmp_path / "c.json").exists()
+
+
+def test_help_imports_no_torch() -> None:
+    code = (
+        "import sys; from dflash.cli.__main__ import main;"
+        "codes = [main(['bench', *w, '--help']) for w in ((), ('compare',), ('scaling',))];"
+        "sys.exit(any(codes) or 'torch' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
+    assert ran.returncode == 0
+    assert b"--expect 'EXPR'" in ran.stdout

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -257,6 +258,7 @@ def _ending(exit_code: int | None) -> str:
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
     """Ctrl-C goes to every process of the terminal; what is started inside never sees it."""
+    resource_tracker.ensure_running()  # once; it would lift the block
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -266,6 +268,7 @@ def _interrupts_held_back() -> Iterator[None]:
 
 def _serve(pipe: Connection, make: Callable[[], Subject], *, stacks: Path, parent: int) -> None:
     """Carry out orders until the pipe closes; runs in the child."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     stay_with(parent)
     os.dup2(2, 1)  # results on stdout are the parent's to print
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,9 +1,11 @@
 """Subjects for processes that take turns; imports no torch, so that a process starts quickly."""
 
 import os
+import random
+import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Sound:
@@ -66,3 +68,55 @@ class Slow(Sound):
     def prepare(self) -> dict[str, Any]:
         time.sleep(self.SECONDS)
         return {}
+
+
+class Timed:
+    """Says of its steps what its setting's mode tells it to; knows no clock."""
+
+    STEP_MS: ClassVar[dict[str, float]] = {"base": 10.0, "same": 10.0, "quick": 5.0}
+    UNITS = 100.0
+
+    def __init__(self, setting: Any, log: Path | None = None) -> None:  # noqa: ANN401 - no import
+        self.mode = setting.mode
+        self.num_steps = setting.turn_steps
+        self.log = log
+        self.random = random.Random(setting.mode)
+
+    def build(self) -> dict[str, Any]:
+        self._note("+")
+        return {"build_s": 0.5, "units": self.UNITS}
+
+    def prepare(self) -> dict[str, Any]:
+        return {"warm_up_s": 0.25, "first_steps_ms": [1000.0]}
+
+    def settle(self) -> list[float]:
+        return [500.0]
+
+    def turn(self) -> list[float]:
+        self._note("")
+        if self.mode == "trees":
+            get_obj()
+        if self.mode == "crash":
+            os.abort()
+        if self.mode == "interrupt":
+            os.kill(os.getppid(), signal.SIGINT)
+            time.sleep(600)
+        step_ms = self.STEP_MS.get(self.mode, 10.0)
+        return [step_ms * self.random.uniform(0.999, 1.001) for _ in range(self.num_steps)]
+
+    def bare(self) -> float:
+        return self.STEP_MS[self.mode] / 1.25
+
+    def finish(self) -> dict[str, Any]:
+        self._note("-")
+        return {"loss": {"base": 2.0}.get(self.mode, 2.1), "more": {"pid": os.getpid()}}
+
+    def _note(self, what: str) -> None:
+        if self.log is not None:
+            with self.log.open("a") as file:
+                file.write(f"{what}{self.mode} ")
+
+
+def get_obj() -> None:
+    """Ends as torch's own function of this name does where a thread has no cudagraph trees."""
+    raise AssertionError

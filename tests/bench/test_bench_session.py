@@ -1,0 +1,182 @@
+"""A bench of a case that says how long its steps take: rows, verdicts, groups, and every end."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from bench_subjects import Timed
+
+from dflash.errors import MissingError, UsageError
+from dflash.measurement import Bench
+from dflash_bench.cases._case import Case, Setting
+from dflash_bench.session import BenchPlan, run_bench, settled_devices
+from dflash_bench.shapes import named_shape
+from dflash_bench.weather import Watch
+
+FAKE = Case(name="fake", help="says how long it takes", make=Timed, modes=("base", "same", "quick"))
+PLAN = BenchPlan(cases=("fake",), shapes=(named_shape("tiny"),), limit_s=20.0, max_time_s=60.0)
+
+Run = Callable[..., Bench]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    def bench(case: Case = FAKE, plan: BenchPlan = PLAN) -> Bench:
+        monkeypatch.setattr("dflash_bench.selection.all_cases", lambda: {"fake": case})
+        return run_bench(plan, say=lambda _: None)
+
+    return bench
+
+
+@pytest.fixture(scope="module")
+def usual() -> Bench:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dflash_bench.selection.all_cases", lambda: {"fake": FAKE})
+        return run_bench(PLAN, say=lambda _: None)
+
+
+def children_of_this_process() -> str:
+    asked = ["ps", "--ppid", str(os.getpid()), "-o", "args="]
+    shown = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+    return "\n".join(line for line in shown.splitlines() if "spawn_main" in line)
+
+
+def test_every_mode_is_a_row_and_is_compared_with_the_first(usual: Bench) -> None:
+    found = usual
+    base, same, quick = found.rows
+    assert [row.state for row in found.rows] == ["measured"] * 3
+    assert base.per_s is not None
+    assert base.per_s.low <= 10_000 * 1.001
+    assert base.per_s.high >= 10_000 / 1.001  # 100 units in 10 ms
+    assert quick.step_ms is not None
+    assert quick.step_ms.median == pytest.approx(5.0, rel=0.002)
+    assert quick.loss_against_eager is None  # there is no mode of that name
+    verdicts = {one.row: one.verdict for one in found.comparisons}
+    assert verdicts == {same.name: "same", quick.name: "faster"}
+    assert all(one.baseline == base.name and one.pairs == 6 for one in found.comparisons)
+    assert found.complete
+    assert found.matrix_tflops is not None
+    assert found.matrix_tflops > 0
+
+
+def test_start_up_is_told_apart_and_pays_back(usual: Bench) -> None:
+    base, _, quick = usual.rows
+    assert base.start_up is not None
+    assert quick.start_up is not None
+    assert base.start_up.first_steps_ms == [1000.0, 500.0]
+    assert (base.start_up.build_s, base.start_up.warm_up_s) == (0.5, 0.25)
+    assert base.start_up.pays_back_after_steps is None
+    later = quick.start_up.first_step_s - base.start_up.first_step_s + 0.005
+    assert quick.start_up.pays_back_after_steps == pytest.approx(max(0.0, later / 0.005), abs=3)
+
+
+def test_what_measuring_costs_is_a_share_of_a_bare_step(usual: Bench) -> None:
+    assert usual.overhead_share == pytest.approx(0.25, abs=0.01)
+
+
+def test_modes_that_fail_are_rows_with_their_failure_mode_and_the_rest_goes_on(run: Run) -> None:
+    modes = ("base", "trees", "crash", "quick")
+    found = run(replace(FAKE, modes=modes))
+    base, trees, crash, quick = found.rows
+    assert [row.state for row in found.rows] == ["measured", "failed", "failed", "measured"]
+    assert trees.failed is not None
+    assert crash.failed is not None
+    assert (trees.failed.type, trees.failed.during) == ("AssertionError", "turn")
+    assert trees.failed.slug == "cudagraph-trees"
+    assert "SIGABRT" in crash.failed.message
+    assert "Fatal Python error: Aborted" in crash.failed.traceback
+    assert [one.row for one in found.comparisons] == [quick.name]
+    assert base.name == "fake tiny fixed base"
+    assert found.complete
+
+
+def test_an_interrupt_keeps_what_was_measured_and_leaves_no_child(run: Run, tmp_path: Path) -> None:
+    case = replace(
+        FAKE,
+        modes=("base", "interrupt", "quick"),
+        make=partial(Timed, log=tmp_path / "log"),
+    )
+    before = signal.getsignal(signal.SIGINT)
+    found = run(case)
+    assert signal.getsignal(signal.SIGINT) == before
+    assert not found.complete
+    base, interrupting, quick = found.rows
+    assert base.state == "measured"
+    assert [len(turn) for turn in base.turns_ms] == [PLAN.turn_steps]
+    assert interrupting.state == quick.state == "skipped"
+    assert "interrupted" in quick.why
+    assert children_of_this_process() == ""
+
+
+def test_groups_that_fit_take_turns_with_a_baseline_that_stays_alive(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Watch, "free_gib", lambda _self: 25.0)
+    case = replace(FAKE, make=partial(Timed, log=tmp_path / "log"), planned_gib=lambda _: 5.0)
+    plan = replace(PLAN, min_pairs=4, max_time_s=0.001)
+    found = run(case, plan)
+    words = (tmp_path / "log").read_text().split()
+    # 5 + 3 + 1.5 each beside 1.5 of the product: two of them fit at a time
+    one, other = "base same same base base same same base", "base quick quick base " * 2
+    overhead = "same " * 6
+    assert sorted(words[:2]) == ["+base", "+same"]  # they are built at the same time
+    assert words[2:] == f"{one} {overhead} -same +quick {other} -quick -base".split()
+    assert [one.pairs for one in found.comparisons] == [4, 4]
+    assert len(found.rows[0].turns_ms) == 8
+
+
+def test_what_cannot_fit_is_skipped_with_its_numbers(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Watch, "free_gib", lambda _self: 25.0)
+    sizes = {"base": 30.0, "same": 5.0, "quick": 5.0}
+    found = run(replace(FAKE, planned_gib=lambda setting: sizes[setting.mode]))
+    assert [row.state for row in found.rows] == ["skipped", "measured", "measured"]
+    assert "needs 30.0 GiB by the memory plan, and cpu has 25.0 GiB free" in found.rows[0].why
+    assert [one.baseline for one in found.comparisons] == [found.rows[1].name]
+
+
+def test_what_speaks_against_a_mode_is_why_it_is_skipped(run: Run) -> None:
+    def why_not(setting: Setting) -> str:
+        return "not on a Sunday" if setting.mode == "same" else ""
+
+    found = run(replace(FAKE, why_not=why_not))
+    assert [row.state for row in found.rows] == ["measured", "skipped", "measured"]
+    assert found.rows[1].why == "not on a Sunday"
+
+
+def test_a_case_that_needs_a_gpu_is_skipped_on_a_cpu(run: Run) -> None:
+    found = run(replace(FAKE, needs_gpu=True), replace(PLAN, devices=("cpu",)))
+    assert {row.state for row in found.rows} == {"skipped"}
+    assert "needs a GPU" in found.rows[0].why
+
+
+def test_only_the_modes_that_were_asked_for_are_rows(run: Run) -> None:
+    case = replace(FAKE, why_not=lambda _: "never mind")
+    plan = replace(PLAN, modes=("quick", "same"), lengths=("fixed", "variable"))
+    found = run(case, plan)
+    names = [(row.mode, row.lengths) for row in found.rows]
+    both = [("same", "fixed"), ("quick", "fixed")]
+    assert names == [*both, *((mode, "variable") for mode, _ in both)]
+    assert len({row.name for row in found.rows}) == 4
+
+
+def test_a_gpu_that_is_required_and_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(MissingError):
+        settled_devices(replace(PLAN, require_gpu=True))
+    with pytest.raises(UsageError, match="no device 'cuda:0'"):
+        settled_devices(replace(PLAN, devices=("cuda:0",)))
+
+
+def test_drafters_take_the_devices_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    plan = replace(PLAN, drafters=3)
+    assert settled_devices(plan) == ("cuda:0", "cuda:1", "cuda:0")
+    assert settled_devices(replace(plan, devices=("cuda:1",))) == ("cuda:1",) * 3
+    assert settled_devices(replace(plan, drafters=1)) == ("cuda:0",)

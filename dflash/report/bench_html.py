@@ -52,6 +52,9 @@ def bench_html(bench: Bench) -> str:
     if others:
         parts += ["<h2>Compared across sections</h2>", *_said(others)]
     parts += _curves(bench)
+    if in_curves:
+        parts += ["<details><summary>all figures of every value</summary>", *_all(in_curves)]
+        parts.append("</details>")
     parts += _machine(bench)
     return "\n".join([*parts, "</body></html>", ""])
 
@@ -78,6 +81,13 @@ def _section(parts: Sequence[Group]) -> Iterator[str]:
         yield from _said(remarks([row for row in part.rows if row.state != "failed"]))
         yield from _failures(part.rows)
         yield from _more(part.rows)
+
+
+def _all(parts: Sequence[Group]) -> Iterator[str]:
+    for part in parts:
+        yield f"<h4>{escape(part.title)}</h4>"
+        for table in tables(part):
+            yield from _table(table)
 
 
 def _table(table: Table) -> Iterator[str]:

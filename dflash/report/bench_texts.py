@@ -40,12 +40,15 @@ def curve_table(curve: Scaling, bench: Bench) -> Table:
         curve.values, curve.step_ms, curve.peak_gib, curve.planned_gib, curve_rows(curve, bench),
         strict=True,
     )  # fmt: skip
+    cells = [
+        [f"{value:,.10g}", number(step_ms), rough(peak), rough(planned), outcome(row)]
+        for value, step_ms, peak, planned, row in figures
+    ]
+    headings = [curve.over, "ms", "peak GiB", "planned GiB", ""]
+    kept = [0, *(at for at in range(1, len(headings)) if any(line[at] for line in cells))]
     return Table(
-        headings=[curve.over, "ms", "peak GiB", "planned GiB", ""],
-        cells=[
-            [f"{value:,.10g}", number(step_ms), rough(peak), rough(planned), outcome(row)]
-            for value, step_ms, peak, planned, row in figures
-        ],
+        headings=[headings[at] for at in kept],
+        cells=[[line[at] for at in kept] for line in cells],
         instead=[],
     )
 

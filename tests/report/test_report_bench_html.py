@@ -184,6 +184,13 @@ def test_memory_over_steps_has_the_modes_colours_and_one_scale_for_all_lengths()
         assert figure.count(">30</text>") == 2  # the variable lengths' peak rounds up to it
 
 
+def test_the_figures_behind_a_curve_are_a_click_away() -> None:
+    folded = bench_html(sample()).split("<summary>all figures of every value</summary>")[1]
+    folded = folded.split("</details>")[0]
+    assert [f"made-up-{budget}, fixed" in folded for budget in (8192, 16384, 3072)] == [1, 1, 0]
+    assert folded.count(">start-up s<") == 3
+
+
 def test_step_time_and_memory_of_a_curve_share_their_horizontal_axis() -> None:
     (curve,) = sample().scaling
     labels = re.findall(r'text-anchor="middle"[^>]*>(\d+000)</text>', curve_figure(curve))

@@ -45,8 +45,8 @@ def bench_html(bench: Bench) -> str:
         *_said(_heed(bench)),
     ]
     covered = rows_of_curves(bench)
-    shown = [group for group in groups(bench) if any(row.name not in covered for row in group.rows)]
-    for section in section_parts(shown):
+    in_curves = [group for group in groups(bench) if {row.name for row in group.rows} <= covered]
+    for section in section_parts([group for group in groups(bench) if group not in in_curves]):
         parts += _section(section)
     others = [("", comparison_text(each)) for each in other_comparisons(bench)]
     if others:

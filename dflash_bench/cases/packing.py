@@ -21,7 +21,7 @@ SPREAD = 0.8
 
 
 def document_lengths(setting: Setting) -> NDArray[np.int64]:
-    """Lengths with the shape's mean, as it is or by a log-normal law; none longer than T."""
+    """Lengths with the shape's mean, as it is or by a log-normal law that is cut off at T."""
     shape = setting.shape
     mean = shape.token_budget / shape.num_documents
     if setting.lengths == "fixed":

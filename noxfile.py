@@ -36,6 +36,13 @@ def types(session: nox.Session) -> None:
     session.run("mypy")
 
 
+@nox.session(name="bench-smoke")
+def bench_smoke(session: nox.Session) -> None:
+    """Run the bench on a CPU in every mode that it has there; judges structure, never times."""
+    session.install(*PINS, "-e", EXTRAS, *TEST_TOOLS)
+    session.run("pytest", "tests/bench/smoke.py", *session.posargs)
+
+
 @nox.session
 def failures(session: nox.Session) -> None:
     """Reproduce every failure mode that this machine can, on the torch of constraints.txt."""

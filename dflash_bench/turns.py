@@ -258,12 +258,26 @@ def _ending(exit_code: int | None) -> str:
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
     """Ctrl-C goes to every process of the terminal; what is started inside never sees it."""
-    resource_tracker.ensure_running()  # once; it would lift the block
+    _start_tracker()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_tracker() -> None:
+    """Start multiprocessing's own process now: later, its start would lift the block.
+
+    It tidies up what compilers of children leave, who never end in an orderly way, and need not
+    tell of it.
+    """
+    option = "ignore:resource_tracker:UserWarning"
+    sys.warnoptions.append(option)
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.remove(option)
 
 
 def _serve(pipe: Connection, make: Callable[[], Subject], *, stacks: Path, parent: int) -> None:

@@ -33,14 +33,22 @@ def _width(names: Sequence[str], figures: Sequence[Sequence[str]], gap: str) -> 
 
 
 def _parts(names: Sequence[str], figures: Sequence[Sequence[str]]) -> list[Sequence[Sequence[str]]]:
-    """All *figures* if they fit in one line, else as many a part as do."""
+    """All *figures* if they fit in one line, else as many a part as do.
+
+    A column without a heading belongs to the one before it.
+    """
     if _width(names, figures, TIGHT) <= WIDTH:
         return [figures]
-    parts: list[list[Sequence[str]]] = [[]]
+    inseparable: list[list[Sequence[str]]] = []
     for column in figures:
-        if parts[-1] and _width(names, [*parts[-1], column], GAP) > WIDTH:
+        if column[0] or not inseparable:
+            inseparable.append([])
+        inseparable[-1].append(column)
+    parts: list[list[Sequence[str]]] = [[]]
+    for columns in inseparable:
+        if parts[-1] and _width(names, [*parts[-1], *columns], GAP) > WIDTH:
             parts.append([])
-        parts[-1].append(column)
+        parts[-1] += columns
     return list(parts)
 
 

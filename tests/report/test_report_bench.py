@@ -4,7 +4,7 @@ import shlex
 import subprocess
 
 import pytest
-from bench_samples import MESSAGE, compared, failed, measured, sample, skipped
+from bench_samples import MESSAGE, compared, estimate, failed, measured, sample, skipped
 
 from dflash.measurement import Bench, Estimate, Row
 from dflash.report.bench import bench_lines, style_of
@@ -103,6 +103,17 @@ def test_a_long_name_is_never_cut(length: int) -> None:
     assert set(begins) == {name}
     words = [word for line in lines for word in line.split()]
     assert words.count("243.7") == 2  # the longest step of both, in whichever part of the table
+
+
+def test_a_verdict_stays_beside_its_ratio() -> None:
+    eager, graphed = measured("eager"), measured("graphed", per_s=estimate(25_600.0, 0.3))
+    graphed = graphed.model_copy(update={"mode": "captured-compiled"})
+    wide = compared(graphed, eager).model_copy(update={"ratio": estimate(0.6452, 0.3)})
+    lines = bench_lines(bench(eager, graphed, comparisons=[wide]))
+    assert max(map(len, lines)) <= WIDTH
+    assert any(
+        line.split() == ["captured-compiled", "0.645", "-30%+30%", "faster"] for line in lines
+    )
 
 
 def test_an_interrupted_bench_says_so_first() -> None:

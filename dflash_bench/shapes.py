@@ -187,6 +187,3 @@ def _shape(tree: Mapping[str, Any], *, name: str, source: str) -> BenchShape:
         or num_anchors_for(read.token_budget, read.anchor_density, read.drafter.block_size),
         num_documents=read.num_documents,
     )
-
-
-SHAPES = {path.stem: named_shape(path.stem) for path in _files()}

@@ -9,14 +9,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from dflash.drafter.anchors import anchor_scores, draw_anchors
 from dflash.drafter.masks import dense_mask
 from dflash_bench.flop import step_flop, visible_pairs
-from dflash_bench.shapes import SHAPES
+from dflash_bench.shapes import named_shape, shape_names
 from dflash_bench.steps import make_step, random_inputs
 
 CPU = torch.device("cpu")
 
 
 def test_shape_a_is_worth_the_published_73_teraflop() -> None:
-    flop = step_flop(SHAPES["qwen3-8b-3072"])
+    flop = step_flop(named_shape("qwen3-8b-3072"))
     assert flop.model / 1e12 == pytest.approx(73.3, abs=0.1)
     assert flop.layers / 1e12 == pytest.approx(47.5, abs=0.1)
     assert (flop.lm_head + flop.lm_head_slot_0) / 1e12 == pytest.approx(20.4, abs=0.1)
@@ -26,7 +26,7 @@ def test_shape_a_is_worth_the_published_73_teraflop() -> None:
 
 @pytest.mark.parametrize("change", [{}, {"num_kv_heads": 4, "block_size": 4}, {"num_layers": 3}])
 def test_the_products_that_a_step_needs_are_those_that_it_runs(change: dict[str, int]) -> None:
-    shape = SHAPES["tiny"]
+    shape = named_shape("tiny")
     shape = replace(shape, drafter=replace(shape.drafter, **change))
     step = make_step(shape, device=CPU)
     with FlopCounterMode(display=False) as counter:
@@ -38,7 +38,7 @@ def test_the_products_that_a_step_needs_are_those_that_it_runs(change: dict[str,
 
 
 def test_the_pairs_that_attention_counts_are_those_of_the_mask() -> None:
-    shape = SHAPES["tiny"]
+    shape = named_shape("tiny")
     inputs = random_inputs(
         shape, device=CPU, dtype=torch.float32, generator=torch.Generator().manual_seed(0)
     )
@@ -58,7 +58,8 @@ def test_the_pairs_that_attention_counts_are_those_of_the_mask() -> None:
 
 
 def test_every_large_shape_fits_the_tiles_and_has_the_density_of_shape_a() -> None:
-    for name, shape in SHAPES.items():
+    for name in shape_names():
+        shape = named_shape(name)
         assert shape.token_budget % 128 == 0, name
         assert shape.num_anchors * shape.drafter.block_size % 128 == 0, name
         assert shape.token_budget % shape.num_documents == 0, name
@@ -67,4 +68,4 @@ def test_every_large_shape_fits_the_tiles_and_has_the_density_of_shape_a() -> No
             assert density == pytest.approx(1 / 6, rel=0.01), name
         if "packed" in name:
             assert shape.num_documents >= 8, name
-    assert SHAPES["packed-49k"].token_budget == 49152
+    assert named_shape("packed-49k").token_budget == 49152

@@ -37,8 +37,9 @@ class Drafter:
         self.number = number
         self.steps_made = 0
         self._place = 0
-        self.whole = StepInputs(*(tensor.clone() for tensor in step.batch))
-        """A batch of T real tokens, from which the others are cut."""
+        varies = setting.lengths == "variable"
+        self.whole = StepInputs(*(t.clone() for t in step.batch)) if varies else step.batch
+        """A batch of T real tokens, from which the others are cut where lengths vary."""
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"drafter-{number}")
         self.runner = Runner(step, _mode(setting), unsafe=True)
         self.lengths = lengths_of(setting)

@@ -7,12 +7,17 @@ from dflash_bench.turns import Child
 from dflash_bench.weather import Watch
 
 PAIRS = 6
+T_QUANTILE = 2.571
+"""Student's, of 5 degrees of freedom, for a 95 % interval of the mean of ``PAIRS``."""
+
+LARGEST_ERROR = 0.02
+"""Of a step; where turns differ more by themselves, nothing can be said of what measuring adds."""
 
 
 def overhead_share(child: Child, watch: Watch) -> float | None:
     """Return by how much measured steps take longer than bare ones; noise may make it negative.
 
-    None where the child has no bare turns, or fails.
+    None where the child has no bare turns or fails, or where noise hides the answer.
     """
     logs = []
     for number in range(PAIRS):
@@ -26,4 +31,5 @@ def overhead_share(child: Child, watch: Watch) -> float | None:
         if bare_ms is None or child.failure is not None:
             return None
         logs.append(math.log(statistics.fmean(child.turns[-1]) / bare_ms))
-    return math.exp(statistics.median(logs)) - 1
+    error = T_QUANTILE * statistics.stdev(logs) / math.sqrt(PAIRS)
+    return None if error > LARGEST_ERROR else math.expm1(statistics.fmean(logs))

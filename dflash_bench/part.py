@@ -84,16 +84,13 @@ class Part:
         groups = [*grouping.together, *([mode] for mode in grouping.alone)]
         num_modes = sum(len(group) for group in groups)
         with ExitStack() as stack:
-            product = self._child(stack, PRODUCT, partial(MatrixProduct, self._device))
-            make_ready([product], say=lambda _: None)
             for group in groups:
                 paired = group in grouping.together
                 share_s = self.limits.max_time_s * max(1, len(group)) / max(1, num_modes)
                 if not paired:
                     self._finish([grouping.baseline])
                 self._measure(stack, group, paired=paired, share_s=share_s)
-            self._finish([grouping.baseline])
-            product.finish()
+            self._finish([grouping.baseline, PRODUCT])
 
     def rows(self) -> list[Row]:
         """A row for every mode, in their order."""
@@ -177,6 +174,8 @@ class Part:
         new = [
             self._child(stack, name, partial(self.case.make, self.settings[name])) for name in names
         ]
+        if PRODUCT not in self._children:
+            new.append(self._child(stack, PRODUCT, partial(MatrixProduct, self._device)))
         make_ready(new, say=self.say)
         members = [self._children[name] for name in group]
         beside = [self._children[baseline]] if baseline else []

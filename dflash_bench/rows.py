@@ -87,7 +87,7 @@ def _speed(case: Case, setting: Setting, child: Child, *, beside: Beside) -> dic
     flop = case.flop(setting) if setting.lengths == "fixed" else None
     if flop is not None:
         found["model_tflops"] = flop / (statistics.median(times_ms) * 1e-3) / 1e12
-        if beside.matrix_tflops is not None:
+        if beside.matrix_tflops is not None and setting.devices[0] != "cpu":
             devices = len(set(setting.devices))
             found["matrix_share"] = found["model_tflops"] / devices / beside.matrix_tflops
     return found

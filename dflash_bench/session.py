@@ -62,7 +62,7 @@ class BenchPlan:
     profile: bool = False
     turn_steps: int = 10
     precision: float = 0.01
-    max_time_s: float = 180.0
+    max_time_s: float = 120.0
     min_pairs: int = 6
     limit_s: float = 300.0
     require_gpu: bool = False

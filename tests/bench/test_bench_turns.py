@@ -62,6 +62,7 @@ def test_a_subject_that_hangs_is_ended(tmp_path: Path) -> None:
         child.turn()
         assert child.failure is not None
         assert (child.failure.type, child.failure.during) == ("Hang", "turn")
+        assert "bench_subjects.py" in child.failure.trace  # where every thread was
         child.finish()
     assert not child.alive
 

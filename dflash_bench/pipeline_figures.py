@@ -77,8 +77,8 @@ def both_sides(
     if pipeline.times_ms:
         # Milliseconds a batch, since the drafter's full slot holds other tokens than the rest.
         slower = max(alone, key=lambda side: alone[side].step_ms)
-        found["of slower side"] = alone[slower].step_ms / pipeline.step_ms
-        found["slower"] = slower
+        found["slower side"] = slower
+        found["of it alone"] = alone[slower].step_ms / pipeline.step_ms
         found["tok/s a device"] = pipeline.tokens_per_s / num_devices
         details["waits"] = asdict(pipeline.waits)
         details["advice"] = pipeline.waits.suggestion(devices.targets, devices.drafters)

@@ -34,7 +34,8 @@ VARYING_TOKENS = (16, 384)
 """Shortest and longest prompt of varying lengths."""
 
 NUM_RANDOM_PROMPTS = 16
-MAX_PROMPTS_A_TURN = 4
+MAX_PROMPTS_A_TURN = 2
+"""Many short turns say more than few long ones."""
 
 
 class Models:

@@ -43,7 +43,7 @@ class Batch:
             0, shape.drafter.vocab_size, (shape.token_budget,), generator=random
         )
         documents_T, positions_T = places(bounds, shape.token_budget)
-        self.num_real_tokens = bounds[-1]
+        self.num_real_tokens, self.num_documents = bounds[-1], len(bounds) - 1
         self.bounds = with_padding(bounds, shape.token_budget)
         self.tokens_T, self.documents_T, self.positions_T = (
             one.to(device) for one in (tokens_T, documents_T, positions_T)
@@ -76,7 +76,7 @@ def make_work(setting: Setting) -> Work:
         difference = relative_difference(
             features(of(1)), features_function(target, "stopped-packed")(of(1)), batch=of(1)
         )
-        return {"more": {"documents": len(of(1).bounds) - 1, "difference": difference}}
+        return {"more": {"documents": of(1).num_documents, "difference": difference}}
 
     return Work(
         make_ready=make_ready,

@@ -35,14 +35,14 @@ def run_dir(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_drafting_changes_no_answer(random_weights: dict[str, Any]) -> None:
     plain, eager = (random_weights[mode][1]["more"]["details"] for mode in ("plain", "eager"))
     assert plain["answer_sha256"] == eager["answer_sha256"]
-    assert plain["num_prompts"] == eager["num_prompts"] == 6
+    assert plain["num_prompts"] == eager["num_prompts"] == 4
     assert eager["max_new_tokens"] == 16
 
 
 def test_one_token_a_step_is_a_tau_of_one(random_weights: dict[str, Any]) -> None:
     more = random_weights["plain"][1]["more"]
     assert more["tau"] == 1.0
-    assert more["details"]["num_verify_steps"] == 6 * (16 - 1)
+    assert more["details"]["num_verify_steps"] == 4 * (16 - 1)
     assert set(more["details"]["accepted_per_position"]) == {0.0}
 
 
@@ -50,7 +50,7 @@ def test_a_timed_step_is_a_token_and_random_weights_are_told(
     random_weights: dict[str, Any],
 ) -> None:
     times_ms, facts = random_weights["eager"]
-    assert len(times_ms) == 6
+    assert len(times_ms) == 4
     assert facts["units"] == 1.0
     assert facts["more"]["weights"] == "random"
     assert facts["more"]["loop"] == "eager"
@@ -67,9 +67,9 @@ def test_a_runs_drafter_decodes_its_held_out_prompts_with_the_tau_of_eval(run_di
         prompts,
         settings=EvalSettings(max_new_tokens=16, stop_ids=pair.target.stop_ids),
     )
-    asked = setting("eager", drafter=str(run_dir), turn_steps=len(prompts))
-    _, facts = measured("decode", asked, num_turns=1)
+    asked = setting("eager", drafter=str(run_dir), turn_steps=1)
     assert len(prompts) == 3
+    _, facts = measured("decode", asked, num_turns=3)
     assert facts["more"]["tau"] == pytest.approx(wanted.tau)
     assert facts["more"]["weights"].endswith("step-00000040")
     steps = facts["more"]["details"]["steps_by_accepted_tokens"]
@@ -83,7 +83,7 @@ def test_prompts_may_come_from_a_file(run_dir: Path, tmp_path: Path) -> None:
     _, facts = measured(
         "decode", setting("plain", drafter=str(run_dir), data=(str(file),)), num_turns=1
     )
-    assert facts["more"]["details"]["num_prompts"] == 3
+    assert facts["more"]["details"]["num_prompts"] == 2
 
 
 def test_prompts_have_one_length_or_many() -> None:

@@ -43,6 +43,8 @@ class Drafter:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"drafter-{number}")
         self.runner = Runner(step, _mode(setting), unsafe=True)
         self.lengths = lengths_of(setting)
+        pads = setting.lengths == "variable" and not self.naive
+        self._padded = {length: self._pad(length) for length in self.lengths} if pads else {}
 
     @property
     def naive(self) -> bool:
@@ -70,9 +72,11 @@ class Drafter:
                 batch_number=torch.full_like(self.whole.batch_number, number)
             )
         else:
-            self.runner.feed(self._padded(length, number))
+            batch = self._padded[length]
+            batch["batch_number"].fill_(number)
+            self.runner.feed(batch)
 
-    def _padded(self, length: int, number: int) -> dict[str, Tensor]:
+    def _pad(self, length: int) -> dict[str, Tensor]:
         """The same batch padded to T; what stands in padding is read by nobody."""
         batch = self.whole
         real_T = torch.arange(len(batch.tokens_T), device=self.step.device) < length
@@ -80,7 +84,6 @@ class Drafter:
             documents_T=torch.where(real_T, batch.documents_T, -1),
             positions_T=torch.where(real_T, batch.positions_T, 0),
             loss_mask_T=batch.loss_mask_T & real_T,
-            batch_number=torch.full_like(batch.batch_number, number),
         )._asdict()
 
 

@@ -36,7 +36,7 @@ def bench(  # noqa: PLR0913 - a command's options
     steps: option.Steps = 10,
     pairs: option.Pairs = 8,
     precision: option.Precision = "1%",
-    max_time: option.MaxTime = 180.0,
+    max_time: option.MaxTime = 120.0,
     timeout: option.Timeout = 300.0,
     profile: option.Profile = False,
     expect: option.Expect = None,

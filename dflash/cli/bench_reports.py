@@ -55,7 +55,8 @@ class BenchReports:
             for line in outcome_lines(outcomes):
                 talk(line)
         else:
-            print_lines([*bench_lines(bench), *outcome_lines(outcomes)], style_of)
+            told = list(outcome_lines(outcomes))
+            print_lines([*bench_lines(bench), *([""] if told else []), *told], style_of)
         self._write(self.markdown, lambda: bench_markdown(bench))
         self._write(self.html, lambda: bench_html(bench))
 

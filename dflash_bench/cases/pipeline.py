@@ -127,7 +127,7 @@ class PipelineSteps:
         allocated = process_seal().open()
         found: Found = {
             "units": [float(tokens) for tokens in self._turns.tokens],
-            "padded": True,
+            "padded": self.setting.lengths == "variable",
             "memory": memory,
             "graphs": self._counters.graphs(),
             "loss_steps": LOSS_STEPS,

@@ -57,12 +57,16 @@ def test_what_only_a_gpu_can_do_says_so_beforehand(case: str, mode: str) -> None
 
 
 @pytest.mark.parametrize("lengths", ["fixed", "variable"])
-def test_the_masks_visited_tiles_are_those_with_a_readable_pair(lengths: Lengths) -> None:
-    asked = setting("launched", lengths=lengths)
+@pytest.mark.parametrize("budget", [256, 1024])  # the larger one also has tiles visible throughout
+def test_the_masks_visited_tiles_are_those_with_a_readable_pair(
+    lengths: Lengths, budget: int
+) -> None:
+    shape = TINY.with_(token_budget=budget)
+    asked = setting("launched", lengths=lengths, shape=shape)
     _, facts = measured("mask", asked)
     anchors, starts_T = batch_anchors(asked, CPU)
-    size, budget = TINY.drafter.block_size, TINY.token_budget
-    slots = TINY.num_anchors * size
+    size = shape.drafter.block_size
+    slots = shape.num_anchors * size
     readable = np.zeros((slots, budget + slots), dtype=bool)
     for block, (anchor, used) in enumerate(zip(*(one.tolist() for one in anchors), strict=True)):
         rows = slice(block * size, (block + 1) * size)
@@ -72,7 +76,7 @@ def test_the_masks_visited_tiles_are_those_with_a_readable_pair(lengths: Lengths
     tiles = readable.reshape(slots // 128, 128, -1, 128).any(axis=(1, 3))
     assert facts["more"]["tiles visited"] == tiles.mean()
     assert facts["more"]["as launched"]
-    assert (facts["more"]["block tokens"], facts["more"]["keys"]) == (256, 512)
+    assert (facts["more"]["block tokens"], facts["more"]["keys"]) == (256, budget + 256)
 
 
 def test_in_order_opens_a_batch_where_the_next_document_does_not_fit() -> None:

@@ -1,5 +1,6 @@
 """The decode case: the target's own answers, tau as it is evaluated, and stored drafters."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from dflash.config.sections import DataConfig
 from dflash.train.evaluation import EvalSettings, evaluate
 from dflash.train.pair import heldout_of, load_pair
 from dflash_bench.cases import all_cases
-from dflash_bench.cases.decode import planned_gib, random_prompts
+from dflash_bench.cases.decode import Decoding, planned_gib, random_prompts
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,16 @@ def test_a_timed_step_is_a_token_and_random_weights_are_told(
     assert facts["more"]["loop"] == "eager"
     assert "asked for" in facts["more"]["details"]["eager_because"]
     assert "first_steps_ms" not in facts
+
+
+def test_tokens_take_less_than_the_turn_that_decodes_them_and_most_of_it() -> None:
+    subject = Decoding(setting("eager"))
+    subject.build()
+    subject.prepare()
+    started = time.perf_counter()
+    times_ms = subject.turn()
+    turn_ms = (time.perf_counter() - started) * 1e3
+    assert 0.3 * turn_ms < sum(times_ms) * (16 - 1) < turn_ms  # the prefill gives the first of 16
 
 
 def test_a_runs_drafter_decodes_its_held_out_prompts_with_the_tau_of_eval(run_dir: Path) -> None:
@@ -104,4 +115,4 @@ def test_decoding_is_measured_on_a_gpu_and_captured_where_it_says_so(mode: str) 
     more = child.facts["more"]
     assert more["loop"] == ("eager" if mode == "eager" else "captured")
     assert child.facts["memory"].peak_allocated_gib > 0
-    assert child.facts["graphs"].captured == (0 if mode == "eager" else 1)
+    assert (child.facts["graphs"].captured > 0) == (mode != "eager")

@@ -13,17 +13,17 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 from dflash.diagnose.child import stay_with
+from dflash_bench.quiet_start import interrupts_held_back
 
 Facts = dict[str, Any]
 Order = Literal["build", "prepare", "settle", "turn", "bare", "finish"]
@@ -117,7 +117,7 @@ class Child:
     def start(self) -> None:
         """Start the process and let it build, without waiting for it."""
         self._started_at = time.time()
-        with _interrupts_held_back():  # for good in the child: the parent ends it
+        with interrupts_held_back():  # for good in the child: the parent ends it
             self._process.start()
         self._theirs.close()
         self._send("build")
@@ -253,31 +253,6 @@ def _ending(exit_code: int | None) -> str:
     if exit_code < 0:
         return f"killed by {signal.Signals(-exit_code).name}"
     return f"exit code {exit_code}"
-
-
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Ctrl-C goes to every process of the terminal; what is started inside never sees it."""
-    _start_tracker()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _start_tracker() -> None:
-    """Start multiprocessing's own process now: later, its start would lift the block.
-
-    It tidies up what compilers of children leave, who never end in an orderly way, and need not
-    tell of it.
-    """
-    option = "ignore:resource_tracker:UserWarning"
-    sys.warnoptions.append(option)
-    try:
-        resource_tracker.ensure_running()
-    finally:
-        sys.warnoptions.remove(option)
 
 
 def _serve(pipe: Connection, make: Callable[[], Subject], *, stacks: Path, parent: int) -> None:

@@ -201,7 +201,7 @@ def _picks(count: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
 
 def _block(count: int) -> int:
     """Pairs in a block; even, so that what changes its sign from pair to pair cancels."""
-    return 2 if count < 16 else 4 if count < 48 else 6  # noqa: PLR2004 - about the cube root
+    return 2 if count < 24 else 4 if count < 48 else 6  # noqa: PLR2004 - about the cube root
 
 
 def _estimate(value: float | Floats, resampled: Floats, *, level: float, count: int) -> Estimate:

@@ -1,7 +1,7 @@
 """``--expect``: what it is written in, where a mistake is, and how it is judged."""
 
 import pytest
-from bench_samples import estimate, sample
+from bench_samples import estimate, measured, sample
 
 from dflash.errors import UsageError
 from dflash.measurement import Bench, Comparison, Estimate
@@ -68,6 +68,12 @@ def test_a_figure_is_judged_of_one_mode_or_of_all() -> None:
     assert states("warmed.device_allocs == 0", bench) == {"met"}
     assert states("graphed.loss_against_eager <= 1e-3", bench) == {"met"}
     assert states("graphed.per_s > 24000", bench) == {"met"}
+
+
+def test_a_loss_that_is_too_low_is_as_wrong_as_one_that_is_too_high() -> None:
+    low = measured("graphed", loss_against_eager=-0.5)
+    bench = sample().model_copy(update={"rows": [low]})
+    assert states("loss_against_eager <= 1e-3", bench) == {"missed"}
 
 
 def test_a_step_time_close_to_the_number_is_unclear() -> None:

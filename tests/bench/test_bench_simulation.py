@@ -106,7 +106,7 @@ def test_a_true_two_percent_is_found(machine: Machine) -> None:
     assert found["faster"] == found["same"] == 0
 
 
-@pytest.mark.parametrize("most", [4, 6, 8, 16])
+@pytest.mark.parametrize("most", [4, 8, 16])
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 def test_time_that_runs_out_early_makes_it_unclear_not_wrong(machine: Machine, most: int) -> None:
     none = verdicts(machine, effect=0.0, first_seed=2 * 10**6, most=most)

@@ -1,6 +1,7 @@
 """One CUDA graph of one function. Knows nothing of programs, parts or modes."""
 
 import gc
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -25,7 +26,8 @@ def capture(
     """Record what *body* launches, without running it; ``replay`` of the result runs it.
 
     Other threads may use the GPU meanwhile, except by calls that wait for the whole device. *body*
-    must have run before, on the same *stream*, so that nothing compiles or is created on first use.
+    must have run before, on the same *stream*, so that nothing compiles or is created on first use;
+    this thread's cuBLAS handle, which no capture can make, is made here.
     Whatever it reads and writes is at the same addresses in every replay; what it allocates lives
     in *pool* and is reused by the next capture into it, unless somebody still holds it.
 
@@ -48,6 +50,7 @@ def capture(
     begun = ended = False
     torch.cuda.synchronize(device)
     with _no_garbage_collection(), torch.cuda.device(device), torch.cuda.stream(stream):
+        torch.cuda.current_blas_handle()
         try:
             # What other threads do meanwhile is none of this capture's business.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -66,6 +69,8 @@ def capture(
             _undo_half_an_end(device, pool)
     if broken is None:
         return graph
+    # Half a backward pass lives in the frames: kept, it would tie the parameters to this stream.
+    traceback.clear_frames(broken.__traceback__)
     if isinstance(broken, torch.OutOfMemoryError | DflashError) or not isinstance(
         broken, Exception
     ):

@@ -12,8 +12,6 @@ from dflash.errors import DflashError
 from dflash.execution.captures import begin_uncounted, capture_watch
 from dflash.execution.faults import capture_error
 
-_SAYS_ENOUGH = (torch.OutOfMemoryError, DflashError)
-
 
 def capture(
     body: Callable[[], object],
@@ -46,27 +44,10 @@ def capture(
     capture_watch()
     graph = torch.cuda.CUDAGraph()
     pool = torch.cuda.graph_pool_handle() if pool is None else pool
-    broken: BaseException | None = None
-    begun = ended = False
     torch.cuda.synchronize(device)
     with _no_garbage_collection(), torch.cuda.device(device), torch.cuda.stream(stream):
         torch.cuda.current_blas_handle()
-        try:
-            # What other threads do meanwhile is none of this capture's business.
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            begun = True
-            try:
-                body()
-            except BaseException as error:  # noqa: BLE001 - raised again below
-                broken = error
-            graph.capture_end()  # always: only this gives a stream back whose capture is broken
-            ended = True
-        except BaseException as error:  # noqa: BLE001 - raised again below, after the first one
-            broken = broken or error
-        if broken is not None:
-            _drop(graph)
-        if begun and not ended:
-            _undo_half_an_end(device, pool)
+        broken = _recorded(body, graph, pool, device=device)
     if broken is None:
         return graph
     # Half a backward pass lives in the frames: kept, it would tie the parameters to this stream.
@@ -76,6 +57,35 @@ def capture(
     ):
         raise broken
     raise capture_error(what, device, broken) from broken
+
+
+def _recorded(
+    body: Callable[[], object],
+    graph: torch.cuda.CUDAGraph,
+    pool: Any,  # noqa: ANN401 - torch gives the handle no public type
+    *,
+    device: torch.device,
+) -> BaseException | None:
+    """Record *body* into *graph*; return what broke it, when nothing of it is left."""
+    broken: BaseException | None = None
+    begun = ended = False
+    try:
+        # What other threads do meanwhile is none of this capture's business.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        begun = True
+        try:
+            body()
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller
+            broken = error
+        graph.capture_end()  # always: only this gives a stream back whose capture is broken
+        ended = True
+    except BaseException as error:  # noqa: BLE001 - raised again by the caller, after the first
+        broken = broken or error
+    if broken is not None:
+        _drop(graph)
+    if begun and not ended:
+        _undo_half_an_end(device, pool)
+    return broken
 
 
 @contextmanager

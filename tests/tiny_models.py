@@ -69,7 +69,7 @@ def as_target(model: PreTrainedModel, taps: tuple[int, ...] = TAPS) -> "Target":
 
 
 def tiny_target(config: PretrainedConfig, seed: int = 0) -> "Target":
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     return as_target(model)

@@ -41,7 +41,7 @@ SECTIONS: dict[str, Any] = {
 
 def write_target(folder: Path, *, seed: int = 0) -> Path:
     """A random Qwen3 of four layers and a tokenizer of single characters."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = transformers.Qwen3Config(
             vocab_size=NUM_ROWS,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from dflash.cli.interrupts import sigterm_is_ctrl_c
 from dflash.cli.options import JsonOut
 from dflash.cli.output import print_json, print_lines, print_table, talk, write_report
 from dflash.cli.reports import Reports
@@ -77,8 +78,11 @@ def diagnose(  # noqa: PLR0913 - a command's options
     from dflash.diagnose.session import diagnose as examine_all
 
     counts = (targets, drafters) if "all" in words else None
-    found = examine_all(modes, machine, plan=plan, counts=counts, watch=_talk_of)
+    with sigterm_is_ctrl_c():
+        found = examine_all(modes, machine, plan=plan, counts=counts, watch=_talk_of)
     reports.give(found)
+    if not found.complete:
+        raise KeyboardInterrupt
     _leave(found, fail_on=fail_on)
 
 
@@ -140,7 +144,10 @@ def _list(
 
     rows = []
     for mode in modes:
-        fit, expected = applies(mode, machine), expectation(mode, machine.torch)
+        fit, expected = (
+            applies(mode, machine),
+            expectation(mode, machine.torch, num_gpus=machine.num_gpus),
+        )
         runs = fit.not_run if fit.part is None else ("in part" if fit.part == "cpu" else "yes")
         num = plan.launches(mode, fit.part) if fit.part else 0
         rows.append((mode.slug, page_of(mode).title, runs, expected.expected, num))

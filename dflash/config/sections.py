@@ -180,10 +180,11 @@ class PrecisionConfig(Section):
     compute: Literal["auto", "bf16", "fp32"] = knob(
         "auto", "dtype of the drafter's activations; auto is bf16 on cuda and fp32 on cpu"
     )
-    matmul: Literal["bf16", "fp8"] = knob(
+    matmul: Literal["bf16", "fp8", "fp8-head"] = knob(
         "bf16",
-        "of the matrix products of the drafter and the frozen LM head: bf16 is the activations' own"
-        " dtype, fp8 needs a GPU of compute capability 8.9 or more; gradients of weights stay bf16",
+        "of matrix products: bf16 is the activations' own dtype, fp8 8-bit floats for the drafter"
+        " and the frozen LM head, fp8-head for the head alone; 8 bits need a GPU of compute"
+        " capability 8.9 or more; gradients of weights stay bf16",
     )
 
 

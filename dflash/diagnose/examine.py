@@ -49,7 +49,7 @@ def examine(
 ) -> Finding:
     """Launch what the plan asks for, and judge; *watch* sees every launch as it ends."""
     fit, begun_s = applies(mode, machine), time.monotonic()
-    expected = expectation(mode, machine.torch)
+    expected = expectation(mode, machine.torch, num_gpus=machine.num_gpus)
     if plan.step and fit.part == "cpu":
         fit = Applies(None, "with a step of yours it needs a CUDA GPU, here is none")
     if fit.part is None:

@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 
 from dflash.diagnose.findings import Expected
-from dflash.failures import FailureMode
+from dflash.failures import WITH_GPU, FailureMode
 
 
 class Expectation(NamedTuple):
@@ -14,8 +14,10 @@ class Expectation(NamedTuple):
     why: str
 
 
-def expectation(mode: FailureMode, torch_version: str) -> Expectation:
+def expectation(mode: FailureMode, torch_version: str, *, num_gpus: int = 0) -> Expectation:
     """Look *torch_version* ("2.11.0+cu130") up in what the page says about versions.
+
+    Where torch sees a GPU, what the page says about that goes before what it says of the version.
 
     A version that the page does not list is not known, whatever its neighbours do: a failure that
     was mended may come back, and one that was not may be mended.
@@ -26,11 +28,16 @@ def expectation(mode: FailureMode, torch_version: str) -> Expectation:
     if minor is None:
         return Expectation("not known", f"torch {torch_version} is no released version")
     if minor not in mode.affected:
-        known = ", ".join(sorted(mode.affected, key=_numbers))
+        minors = [key for key in mode.affected if not key.endswith(WITH_GPU)]
+        known = ", ".join(sorted(minors, key=_numbers))
         return Expectation("not known", f"nobody tried torch {minor}; the page knows of {known}")
-    if mode.affected[minor]:
-        return Expectation("reproduced", f"torch {minor} has this failure")
-    return Expectation("not reproduced", f"torch {minor} does not have this failure")
+    with_gpu = f"{minor}{WITH_GPU}"
+    key = with_gpu if num_gpus and with_gpu in mode.affected else minor
+    has = "has" if mode.affected[key] else "does not have"
+    return Expectation(
+        "reproduced" if mode.affected[key] else "not reproduced",
+        f"torch {key} {has} this failure",
+    )
 
 
 def minor_version(torch_version: str) -> str | None:

@@ -127,6 +127,7 @@ class Diagnosis(_Facts):
     environment: Environment
     findings: list[Finding]
     advice: Advice | None = None
+    complete: bool = Field(default=True, description="false: interrupted, later modes are missing")
     wall_s: float = 0.0
 
 

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 
 from dflash.diagnose.examine import Plan, address_of, examine
 from dflash.diagnose.findings import Diagnosis, Finding, Launch
@@ -23,6 +25,8 @@ def diagnose(
 ) -> Diagnosis:
     """Examine *modes*; with *counts* (targets, drafters) say which execution modes are safe.
 
+    An interrupt ends it with the modes that are done; there is no advice then.
+
     Raises:
         UsageError: the user's step fails on its own, or a mode takes none.
     """
@@ -30,14 +34,11 @@ def diagnose(
     if plan.step:
         _check_step(modes, plan)
     findings: list[Finding] = []
-    for mode in modes:
-
-        def seen(launch: Launch, slug: str = mode.slug) -> None:
-            watch(slug, launch)
-
-        findings.append(examine(mode, machine, plan=plan, watch=seen))
-    advice = None
-    if counts is not None:
+    with suppress(KeyboardInterrupt):
+        for mode in modes:
+            findings += [examine(mode, machine, plan=plan, watch=partial(watch, mode.slug))]
+    complete, advice = len(findings) == len(modes), None
+    if counts is not None and complete:
         from dflash.diagnose.matrix import advise
 
         num_targets, num_drafters = counts
@@ -48,6 +49,7 @@ def diagnose(
         environment=machine.environment,
         findings=findings,
         advice=advice,
+        complete=complete,
         wall_s=round(time.monotonic() - begun_s, 3),
     )
 

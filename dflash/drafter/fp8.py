@@ -46,7 +46,7 @@ def require_widths(shape: DrafterShape) -> None:
     odd = [f"{what} is {width}" for what, width in widths.items() if width % MULTIPLE]
     if odd:
         raise ConfigError(
-            f'precision.matmul = "fp8" needs widths in multiples of {MULTIPLE}: {", ".join(odd)}',
+            f"precision.matmul in 8 bits needs widths in multiples of {MULTIPLE}: {', '.join(odd)}",
             hint='set precision.matmul = "bf16"',
         )
 
@@ -67,8 +67,14 @@ def by_row(matrix: Tensor, *, dtype: torch.dtype = E4M3, largest: Tensor | None 
     return Scaled((matrix.float() / scale).to(dtype), scale)
 
 
-def product(left: Scaled, right: Scaled, *, dtype: torch.dtype) -> Tensor:
-    """Return left @ right.T in *dtype*; both are scaled by row, and summed over their columns."""
+def product(left: Scaled, right: Scaled, *, dtype: torch.dtype, fast: bool) -> Tensor:
+    """Return left @ right.T in *dtype*; both are scaled by row, and summed over their columns.
+
+    Args:
+        fast: sum in the tensor cores' own registers, some 14 bits wide, to the end, instead of
+            adding to fp32 every few terms. For gradients torchao takes the slower way, and so do
+            we: the head's are sums over the whole vocabulary.
+    """
     # Row-scaled products come out in bf16 alone (CUDA); fp32 activations exist on a CPU only.
     out: Tensor = torch._scaled_mm(  # noqa: SLF001 - public only from 2.10, and not for Inductor
         left.values,
@@ -76,7 +82,7 @@ def product(left: Scaled, right: Scaled, *, dtype: torch.dtype) -> Tensor:
         scale_a=left.scale,
         scale_b=right.scale.t(),
         out_dtype=torch.bfloat16,
-        use_fast_accum=True,
+        use_fast_accum=fast,
     )
     return out.to(dtype)
 
@@ -100,7 +106,7 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight_OI)
         x_RI = x.reshape(-1, x.shape[-1])
-        out_RO = product(by_row(x_RI), by_row(weight_OI), dtype=x.dtype)
+        out_RO = product(by_row(x_RI), by_row(weight_OI), dtype=x.dtype, fast=True)
         return out_RO.view(*x.shape[:-1], -1)
 
     @staticmethod
@@ -110,7 +116,8 @@ class _Linear(torch.autograd.Function):
         for_x = for_weight = None
         if ctx.needs_input_grad[0]:
             transposed_IO = by_row(weight_OI.t().contiguous())
-            for_x = product(by_row(slope_RO), transposed_IO, dtype=x.dtype).view(x.shape)
+            for_x = product(by_row(slope_RO), transposed_IO, dtype=x.dtype, fast=False)
+            for_x = for_x.view(x.shape)
         if ctx.needs_input_grad[1]:
             for_weight = slope_RO.t() @ x.reshape(-1, x.shape[-1])
         return for_x, for_weight

@@ -23,10 +23,12 @@ class ScaledHead(NamedTuple):
     Attributes:
         rows: values_VD, for the logits.
         columns: values_DV, the head transposed, for the gradient.
+        alone: whether the drafter's own products stay as wide as its activations.
     """
 
     rows: Scaled
     columns: Scaled
+    alone: bool = False
 
 
 Head = Tensor | ScaledHead
@@ -34,7 +36,7 @@ Head = Tensor | ScaledHead
 
 
 @torch.no_grad()
-def scaled_head(lm_head_VD: Tensor) -> ScaledHead:
+def scaled_head(lm_head_VD: Tensor, *, alone: bool = False) -> ScaledHead:
     """Round *lm_head_VD* to 8 bits, both ways; 2 V D bytes, made a few thousand rows at a time."""
     largest_D = lm_head_VD.abs().amax(dim=0)
     num_rows, width = lm_head_VD.shape
@@ -46,14 +48,14 @@ def scaled_head(lm_head_VD: Tensor) -> ScaledHead:
         column = by_row(some_rD.t(), largest=largest_D[:, None])
         columns_DV[:, first : first + _ROWS_AT_A_TIME] = column.values
     rows = Scaled(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
-    return ScaledHead(rows, Scaled(columns_DV, column.scale))
+    return ScaledHead(rows, Scaled(columns_DV, column.scale), alone)
 
 
 def head_logits(rows_RD: Tensor, head: Head) -> Tensor:
     """Return logits_RV in the dtype of *rows_RD*."""
     if isinstance(head, Tensor):
         return F.linear(rows_RD, head)
-    return product(by_row(rows_RD), head.rows, dtype=rows_RD.dtype)
+    return product(by_row(rows_RD), head.rows, dtype=rows_RD.dtype, fast=True)
 
 
 def head_gradient(
@@ -82,4 +84,4 @@ def head_gradient(
     label_slope = (label_slope_R1 / slope.scale).to(E5M2)
     # As bytes: torch scatters no 8-bit floats.
     slope.values.view(torch.uint8).scatter_(1, label_R1, label_slope.view(torch.uint8))
-    return product(slope, head.columns, dtype=dtype)
+    return product(slope, head.columns, dtype=dtype, fast=False)

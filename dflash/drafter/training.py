@@ -97,7 +97,7 @@ class BlockLoss:
         drafter: trained; its gradients are what a step is for.
         embedding_VD: the target's embedding, frozen.
         head: the target's head, frozen. As ``drafter.head.scaled_head`` rounds it, the drafter's
-            own products are 8 bits wide too.
+            own products are 8 bits wide too, unless it says ``alone``.
         settings: how slots are weighted.
         num_anchors: N; ``masks.num_anchors_for`` gives it from a density.
         seed: of the anchors.
@@ -221,7 +221,7 @@ class BlockLoss:
             mask=mask,
             attention=self.attention,
             checkpoint=self.checkpoint,
-            linear=F.linear if isinstance(self.head, Tensor) else fp8.linear,
+            linear=F.linear if isinstance(self.head, Tensor) or self.head.alone else fp8.linear,
         )
         return out_bQD[0]
 

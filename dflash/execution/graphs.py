@@ -1,6 +1,7 @@
 """One CUDA graph of one function. Knows nothing of programs, parts or modes."""
 
 import gc
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -10,8 +11,6 @@ import torch
 from dflash.errors import DflashError
 from dflash.execution.captures import begin_uncounted, capture_watch
 from dflash.execution.faults import capture_error
-
-_SAYS_ENOUGH = (torch.OutOfMemoryError, DflashError)
 
 
 def capture(
@@ -25,7 +24,8 @@ def capture(
     """Record what *body* launches, without running it; ``replay`` of the result runs it.
 
     Other threads may use the GPU meanwhile, except by calls that wait for the whole device. *body*
-    must have run before, on the same *stream*, so that nothing compiles or is created on first use.
+    must have run before, on the same *stream*, so that nothing compiles or is created on first use;
+    this thread's cuBLAS handle, which no capture can make, is made here.
     Whatever it reads and writes is at the same addresses in every replay; what it allocates lives
     in *pool* and is reused by the next capture into it, unless somebody still holds it.
 
@@ -44,33 +44,48 @@ def capture(
     capture_watch()
     graph = torch.cuda.CUDAGraph()
     pool = torch.cuda.graph_pool_handle() if pool is None else pool
-    broken: BaseException | None = None
-    begun = ended = False
     torch.cuda.synchronize(device)
     with _no_garbage_collection(), torch.cuda.device(device), torch.cuda.stream(stream):
-        try:
-            # What other threads do meanwhile is none of this capture's business.
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            begun = True
-            try:
-                body()
-            except BaseException as error:  # noqa: BLE001 - raised again below
-                broken = error
-            graph.capture_end()  # always: only this gives a stream back whose capture is broken
-            ended = True
-        except BaseException as error:  # noqa: BLE001 - raised again below, after the first one
-            broken = broken or error
-        if broken is not None:
-            _drop(graph)
-        if begun and not ended:
-            _undo_half_an_end(device, pool)
+        torch.cuda.current_blas_handle()
+        broken = _recorded(body, graph, pool, device=device)
     if broken is None:
         return graph
+    # Half a backward pass lives in the frames: kept, it would tie the parameters to this stream.
+    traceback.clear_frames(broken.__traceback__)
     if isinstance(broken, torch.OutOfMemoryError | DflashError) or not isinstance(
         broken, Exception
     ):
         raise broken
     raise capture_error(what, device, broken) from broken
+
+
+def _recorded(
+    body: Callable[[], object],
+    graph: torch.cuda.CUDAGraph,
+    pool: Any,  # noqa: ANN401 - torch gives the handle no public type
+    *,
+    device: torch.device,
+) -> BaseException | None:
+    """Record *body* into *graph*; return what broke it, when nothing of it is left."""
+    broken: BaseException | None = None
+    begun = ended = False
+    try:
+        # What other threads do meanwhile is none of this capture's business.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        begun = True
+        try:
+            body()
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller
+            broken = error
+        graph.capture_end()  # always: only this gives a stream back whose capture is broken
+        ended = True
+    except BaseException as error:  # noqa: BLE001 - raised again by the caller, after the first
+        broken = broken or error
+    if broken is not None:
+        _drop(graph)
+    if begun and not ended:
+        _undo_half_an_end(device, pool)
+    return broken
 
 
 @contextmanager

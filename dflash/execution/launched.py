@@ -21,7 +21,9 @@ class Launched:
         return WarmUp(launched_s=second.seconds)
 
     def enter_worker(self) -> None:
-        """Nothing to do: compiled code serves every thread."""
+        """Run every round once here: a thread has a cuBLAS handle and workspace of its own."""
+        if self._program.device.type == "cuda":
+            rehearse(self._program, self.run)
 
     def run(self, part: str) -> None:
         """Launch one part."""

@@ -84,7 +84,7 @@ class Trees:
 
     def _until_quiet(self) -> WarmUp:
         watch, graphs, compiled = capture_watch(), capture_watch().total, num_compiled()
-        skipped = num_skipped()
+        skipped, there = num_skipped(), _has_manager(self._program.device)
         launched = self._pass()
         for _ in range(MAX_PASSES):
             before = watch.total
@@ -97,9 +97,9 @@ class Trees:
                 " over the same rounds: their graphs do not settle",
                 hint='set execution.mode = "graphed" or "compiled"',
             )
-        skipped = num_skipped() - skipped
-        if skipped and watch.total == graphs:
-            raise self._nothing_captured(skipped)
+        graphs += _has_manager(self._program.device) and not there  # it begins with an empty graph
+        if watch.total == graphs and list(self._program.regions()):
+            raise self._nothing_captured(num_skipped() - skipped)
         self._launched = launched.probe
         return WarmUp(
             num_graphs=watch.total - graphs,
@@ -130,10 +130,12 @@ class Trees:
             raise self._death()
 
     def _nothing_captured(self, num_skipped: int) -> CaptureError:
+        # Where a graph is partitioned, parts that cannot be captured are cut out uncounted.
+        how_many = f"{num_skipped} compiled graphs" if num_skipped else "all that was compiled"
         return CaptureError(
-            f'mode "warmed" captured nothing on {self._program.device}: torch skipped'
-            f" {num_skipped} compiled graphs (tensors on the CPU or on several devices, inputs that"
-            " are changed, operations that no graph can hold)",
+            f'mode "warmed" captured nothing on {self._program.device}: torch skipped {how_many}'
+            " (tensors on the CPU or on several devices, inputs that are changed, operations that"
+            " no graph can hold)",
             hint="TORCH_LOGS=cudagraphs says why, graph by graph; execution.mode = 'graphed' fails"
             " at the very operation",
         )
@@ -146,6 +148,17 @@ class Trees:
             " every other (pytorch#123177)",
             hint='set execution.mode = "graphed" or "warmed"',
         )
+
+
+def _has_manager(device: torch.device) -> bool:
+    """Whether this thread has captured, or tried to, by torch's trees on *device* before."""
+    module = sys.modules.get(_TREES)
+    if module is None or device.type != "cuda":
+        return False
+    try:
+        return module.get_manager(device.index or 0, create_if_none_exists=False) is not None
+    except AssertionError:  # this thread has no trees
+        return False
 
 
 def _keep_address(tensor: Tensor) -> None:

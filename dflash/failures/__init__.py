@@ -4,10 +4,10 @@ import importlib
 import pkgutil
 from functools import cache
 
-from dflash.failures._mode import FailureMode
+from dflash.failures._mode import WITH_GPU, FailureMode
 from dflash.failures._page import Page, page_of
 
-__all__ = ["FailureMode", "Page", "all_modes", "page_of"]
+__all__ = ["WITH_GPU", "FailureMode", "Page", "all_modes", "page_of"]
 
 
 @cache

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 HEADINGS = ("Symptom", "Mechanism", "Reproduce", "Remedy", "Verify", "Versions", "Sources")
 
 Device = Literal["cpu", "gpu", "two gpus"]
+WITH_GPU = " with a GPU"
+"""Ends a key of ``affected``: "2.11 with a GPU" goes before "2.11" where torch sees a GPU."""
+
 Death = Literal["signal", "hang", "cuda error", "out of memory", "exception"]
 """How a child can end other than by returning its number: a signal that nobody sent (SIGSEGV,
 SIGABRT), silence beyond its time limit, an exception of CUDA's, of memory, or any other, in any

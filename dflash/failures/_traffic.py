@@ -25,8 +25,11 @@ def side_by_side(
     supervise(workers, life or Lifeline(), watchdog_s=FOREVER_S, stacks_file=None)
 
 
-def busy_until(over: threading.Event) -> None:
-    """Do what a target and a loader do until *over*: nothing that waits for the whole device."""
+def busy_until(over: threading.Event, begun: threading.Event | None = None) -> None:
+    """Do what a target and a loader do until *over*: nothing that waits for the whole device.
+
+    *begun* is set when everything has been done once.
+    """
     weight, host = torch.ones(512, 512, device="cuda"), torch.ones(1 << 16).pin_memory()
     event, stream = torch.cuda.Event(), torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -38,6 +41,8 @@ def busy_until(over: threading.Event) -> None:
             event.record()
             event.query()
             torch.cuda.empty_cache()
+            if begun is not None:
+                begun.set()
 
 
 def num_dead(

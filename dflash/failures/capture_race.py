@@ -47,17 +47,17 @@ NUM_CAPTURES, NUM_LAYERS, WAIT_S = 10, 8, 20.0
 def reproduce(*, faulty: bool, seed: int = 0) -> float:
     """Return how many of two threads died of a CUDA error."""
     step = SmallStep(seed=seed, device="cuda", num_layers=NUM_LAYERS)
-    stream, over = torch.cuda.Stream(), threading.Event()
+    stream, begun, over = torch.cuda.Stream(), threading.Event(), threading.Event()
 
     def body() -> None:
         for part in step.rounds[0]:
             step.parts[part]()
 
-    with torch.cuda.stream(stream):
-        body()
-        body()
-
     def drafter() -> None:
+        with torch.cuda.stream(stream):  # in this very thread: no capture can make a cuBLAS handle
+            body()
+            body()
+        begun.wait(WAIT_S)
         for number in range(NUM_CAPTURES):
             mark("capture", number=number)
             if faulty:
@@ -69,7 +69,7 @@ def reproduce(*, faulty: bool, seed: int = 0) -> float:
             mark("replay", number=number)
             graph.replay()
 
-    return num_dead(drafter, lambda: busy_until(over), over)
+    return num_dead(drafter, lambda: busy_until(over, begun), over)
 
 
 def control(*, seed: int = 0) -> float:

@@ -1,9 +1,10 @@
 """Two drafters run the same captured graph, and each reads what the other wrote into it.
 
 Symptom
-    No message: gradients of a worker belong, in part, to its neighbour's batch, or are noise.
-    Sometimes ``accessing tensor output of CUDAGraphs that has been overwritten by a subsequent
-    run``.
+    No message: gradients of a worker belong, in part, to its neighbour's batch, or are noise. Or
+    one that speaks of something else: ``accessing tensor output of CUDAGraphs that has been
+    overwritten by a subsequent run``, ``Trying to backward through the graph a second time``,
+    ``invalid device pointer``.
 Mechanism
     A graph has one set of addresses. ``compile_fx.cudagraphify`` keeps it in a closure: up to torch
     2.12 one for all threads, so that what one thread warmed all replay. From 2.13 on it is the
@@ -33,6 +34,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from dflash.diagnose.timeline import mark
 from dflash.execution import Runner, behaviour_of
 from dflash.failures._mode import FailureMode
 from dflash.failures._trees import AutogradThread, StandInManager, stand_in_graph
@@ -40,6 +42,7 @@ from dflash.failures._workers import SmallStep, largest_error, run_workers
 
 NUM_WORKERS, NUM_STEPS, NUM_WARM_CALLS, WIDTH = 2, 100, 3, 1024
 LIMIT = 1e-3
+SYMPTOMS = ("has been overwritten", "backward through the graph a second", "invalid device pointer")
 
 GradientsOf = Callable[[Tensor], list[Tensor]]
 
@@ -69,6 +72,8 @@ def reproduce(*, faulty: bool, seed: int = 0) -> float:
             for _ in range(NUM_STEPS):
                 error = _error(gradients_of[worker], batches[worker], expected[worker])
                 worst[worker] = max(worst[worker], error)
+                if error == float("inf"):
+                    return
 
     run_workers([partial(work, worker) for worker in range(NUM_WORKERS)])
     return max(worst)
@@ -84,8 +89,9 @@ def _error(gradients_of: GradientsOf, x: Tensor, expected: list[Tensor]) -> floa
     try:
         return largest_error(gradients_of(x), expected)
     except RuntimeError as error:
-        if "has been overwritten" not in str(error):
+        if not any(symptom in str(error) for symptom in SYMPTOMS):
             raise
+        mark("fail", error=str(error).splitlines()[0])
         return float("inf")
 
 
@@ -119,6 +125,6 @@ MODE = FailureMode(
     child=True,
     time_limit_s=180.0,
     chance=True,
-    deaths=frozenset({"cuda error"}),
+    deaths=frozenset({"cuda error", "signal"}),
     affected={"2.11": True, "2.12": True, "2.13": True, "2.14": True},
 )

@@ -8,11 +8,11 @@ Symptom
     config.recompile_limit (8)``, and a run that is as slow as eager.
 Mechanism
     torch imports its compiler on the first compiled call, and threads that do so together see
-    half-made modules. On 2.11 a first ``FakeTensorMode`` entered by two threads crashes
-    (torch/_subclasses/fake_tensor.py, ``_ensureCUDADeviceGuardSet``). Whether code has to be
-    compiled is decided before the lock is taken (torch/_dynamo/convert_frame.py), so every thread
-    that waited compiles the same function again; from 2.13 on the ninth and later ones reach the
-    limit of 8 versions and run eagerly.
+    half-made modules. On 2.11 a first ``FakeTensorMode`` entered by two threads crashes where a
+    build for CUDA sees no GPU (torch/_subclasses/fake_tensor.py, ``_ensureCUDADeviceGuardSet``).
+    Whether code has to be compiled is decided before the lock is taken
+    (torch/_dynamo/convert_frame.py), so every thread that waited compiles the same function again;
+    from 2.13 on the ninth and later ones reach the limit of 8 versions and run eagerly.
 Reproduce
     Sixteen drafters call one compiled loss at once. Where the fault is, nothing was compiled
     before; without it every drafter's program is made ready in the main thread first.
@@ -22,8 +22,9 @@ Remedy
 Verify
     Every worker's step runs compiled code: 0 of 16 do not, and none dies.
 Versions
-    Seen: 2.11 crashes (SIGSEGV, 13 of 13 launches), 2.13 and 2.14 run 7 or 8 of 16 workers eagerly
-    (10 of 10 each), 2.12 does neither (0 of 13). Reported: the import race, also on 2.10.
+    Seen without a GPU: 2.11 crashes (SIGSEGV, 13 of 13 launches), 2.13 and 2.14 run 7 or 8 of 16
+    workers eagerly (10 of 10 each), 2.12 does neither (0 of 13). With an H200: 2.11 does neither
+    (0 of 5). Reported: the import race, also on 2.10.
 Sources
     pytorch#136833, pytorch#123177, unslothai/unsloth#10350.
 """
@@ -91,6 +92,6 @@ MODE = FailureMode(
     child=True,
     chance=True,
     deaths=frozenset({"signal", "hang", "exception"}),
-    affected={"2.11": True, "2.12": False, "2.13": True, "2.14": True},
+    affected={"2.11": True, "2.11 with a GPU": False, "2.12": False, "2.13": True, "2.14": True},
     detect=_detect,
 )

@@ -69,16 +69,20 @@ class Pipeline:
 
         Afterwards each target has its kernels and memory, and a step can be warmed up on real data.
         """
+        for lane in self.lanes:
+            self.prime_lane(lane, assemble, number)
+
+    def prime_lane(self, lane: TargetLane, assemble: Assemble, number: int) -> None:
+        """The same for one target; returns when its devices are done."""
+        if lane.device.type == "cuda":
+            torch.cuda.set_device(lane.device)
         batch = assemble(number, None)
         with torch.no_grad():
-            for lane in self.lanes:
-                for slots in self.slots:
-                    lane.run(HostSlot(batch), slots[0])
-        for device in {lane.device for lane in self.lanes if lane.stream is not None}:
-            torch.cuda.synchronize(device)
-        for slots in self.slots:
-            if slots[0].inputs.features_TC.is_cuda:
-                torch.cuda.synchronize(slots[0].inputs.features_TC.device)
+            for slots in self.slots:
+                lane.run(HostSlot(batch), slots[0])
+        for device in {lane.device, *(slots[0].inputs.features_TC.device for slots in self.slots)}:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
 
     def run(
         self,
@@ -105,7 +109,7 @@ class Pipeline:
             numbers = span.of(index, len(self.lanes))
             host = rings.host[index]
             forwards = partial(run_target, lane, host, rings.features, numbers=numbers, life=life)
-            workers.append(Worker(f"target-{index}", gate.held(forwards)))
+            workers.append(Worker(f"target-{index}", gate.primed(index, forwards)))
 
         def waits() -> Waits:
             return rings.waits(gate.open_s)

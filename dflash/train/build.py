@@ -199,7 +199,7 @@ def make_steps(
             f" least {FLEX_HEAD_DIM}",
             hint=f"set drafter.head_dim = {FLEX_HEAD_DIM}; its default is the target's",
         )
-    if config.precision.matmul == "fp8":
+    if config.precision.matmul != "bf16":
         fp8.require_widths(shape)
     steps = []
     names = dict.fromkeys(devices.drafters)
@@ -279,7 +279,9 @@ def _tables(
     embedding_VD = near.embedding_VD.to(device, devices.compute_dtype)
     tied = near.lm_head_VD.data_ptr() == near.embedding_VD.data_ptr()
     head_VD = embedding_VD if tied else near.lm_head_VD.to(device, devices.compute_dtype)
-    return embedding_VD, scaled_head(head_VD) if config.precision.matmul == "fp8" else head_VD
+    if config.precision.matmul == "bf16":
+        return embedding_VD, head_VD
+    return embedding_VD, scaled_head(head_VD, alone=config.precision.matmul == "fp8-head")
 
 
 def _initial_drafter(config: RunConfig, shape: DrafterShape) -> Drafter:

@@ -55,7 +55,7 @@ def settle_devices(config: RunConfig) -> Devices:
     drafters = resolved_devices(config.drafter.devices, num_cuda=num_cuda)
     _require_existing(targets, drafters, num_cuda=num_cuda)
     _require_alike(drafters)
-    if config.precision.matmul == "fp8":
+    if config.precision.matmul != "bf16":
         _require_8bit_products(drafters)
     return Devices(
         targets=targets,
@@ -79,7 +79,7 @@ def _require_8bit_products(drafters: Sequence[str]) -> None:
         if capability is None or capability < FP8_CAPABILITY:
             kind = "is a CPU" if capability is None else "has {}.{}".format(*capability)
             raise ConfigError(
-                'precision.matmul = "fp8" needs a GPU of compute capability'
+                "precision.matmul in 8 bits needs a GPU of compute capability"
                 f" {'.'.join(map(str, FP8_CAPABILITY))} or more for every drafter; {name} {kind}",
                 hint='set precision.matmul = "bf16"',
             )

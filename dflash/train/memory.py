@@ -46,7 +46,7 @@ class RunSizes:
     accumulate_steps: int
     checkpoint: bool
     fused: bool
-    matmul: Literal["bf16", "fp8"] = "bf16"
+    matmul: Literal["bf16", "fp8", "fp8-head"] = "bf16"
     chunk_blocks: int = ObjectiveSettings().chunk_blocks
 
     @property
@@ -162,7 +162,7 @@ def table_items(sizes: RunSizes, device: str) -> dict[str, int]:
     """The target's embedding and LM head as drafters read them, once a device."""
     table, size = sizes.target.vocab_size * sizes.target.hidden_size, sizes.compute_dtype.itemsize
     of_target = device in sizes.targets and sizes.target_dtype == sizes.compute_dtype
-    rounded = sizes.matmul == "fp8"
+    rounded = sizes.matmul != "bf16"
     return {
         "embedding and LM head": (table if rounded else sizes.target.tables) * size
         if not of_target

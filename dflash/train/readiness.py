@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
-from dflash.execution import CAPTURING, SEALABLE, Ready, make_ready, process_seal
+from dflash.execution import SEALABLE, Ready, make_ready, process_seal
 from dflash.pipeline.gate import Opening
 from dflash.train.build import Built
 
@@ -31,20 +32,26 @@ class WarmRun:
     ) -> Opening:
         """What the pipeline does before it starts: every worker enters, and the process is sealed.
 
-        Capturing has emptied the allocator's cache, so the targets run once more, in order to have
-        their memory back before allocations are counted; *first* does what else needs memory then.
+        The targets run once more, each in its own thread: capturing has emptied the allocator's
+        cache, and a thread has a cuBLAS workspace of its own, so that they have their memory before
+        allocations are counted. *first* does what else needs memory then.
         """
+        built, mode = self.built, self.built.devices.mode.mode
 
         def seal() -> None:
-            mode = self.built.devices.mode.mode
-            if mode in CAPTURING:
-                self.built.pipeline.prime(self.built.assemble, self.batch_number)
             first()
             if mode in SEALABLE:
                 process_seal().close()
             then()
 
-        return Opening([runner.enter_worker for runner in self.ready.runners], seal)
+        return Opening(
+            enter=[runner.enter_worker for runner in self.ready.runners],
+            prime=[
+                partial(built.pipeline.prime_lane, lane, built.assemble, self.batch_number)
+                for lane in built.pipeline.lanes
+            ],
+            then=seal,
+        )
 
 
 def warm_up(built: Built, *, batch_number: int, unsafe: bool, say: Say) -> WarmRun:

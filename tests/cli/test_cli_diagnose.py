@@ -1,6 +1,8 @@
 """``dflash diagnose`` and ``dflash explain`` as a user meets them."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -147,6 +149,27 @@ def test_a_report_that_cannot_be_written_is_said_before_anything_is_launched(
     said = capsys.readouterr()
     assert "error: the report /nowhere/report cannot be written" in said.err
     assert "number faulty" not in said.err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_diagnosis_keeps_the_modes_that_are_done(
+    fakes: Use, fake: Named, signum: int
+) -> None:
+    done, broken = fake("NUMBER"), fake("QUIET")
+    fakes(done, broken)
+
+    def interrupt(slug: str, _launch: object) -> None:
+        if slug == broken.slug:
+            os.kill(os.getpid(), signum)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dflash.cli.diagnose._talk_of", interrupt)
+        assert main(["diagnose", "all", "--json", "found.json"]) == 130
+    found = Diagnosis.model_validate_json(Path("found.json").read_text(encoding="utf-8"))
+    assert [finding.slug for finding in found.findings] == [done.slug]
+    assert not found.complete
+    assert found.advice is None
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_an_unknown_slug_suggests_the_nearest(capsys: Capture) -> None:

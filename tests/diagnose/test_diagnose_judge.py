@@ -98,6 +98,17 @@ def test_what_is_not_as_known_is_a_warning() -> None:
 TABLE = dataclasses.replace(ONCE, affected={"2.11": True, "2.13": False})
 
 
+def test_what_holds_where_torch_sees_a_gpu_goes_before_what_holds_of_the_version() -> None:
+    table = dataclasses.replace(ONCE, affected={"2.11": True, "2.11 with a GPU": False})
+    assert expectation(table, "2.11.0").expected == "reproduced"
+    on_gpu = expectation(table, "2.11.0+cu130", num_gpus=1)
+    assert on_gpu == ("not reproduced", "torch 2.11 with a GPU does not have this failure")
+    assert expectation(table, "2.12.0", num_gpus=1).why == (
+        "nobody tried torch 2.12; the page knows of 2.11"
+    )
+    assert expectation(TABLE, "2.11.0", num_gpus=1).expected == "reproduced"
+
+
 @pytest.mark.parametrize(
     ("version", "expected"),
     [

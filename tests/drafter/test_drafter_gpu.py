@@ -9,6 +9,8 @@ from torch import Tensor
 
 from dflash.drafter.anchors import Anchors, anchor_scores, draw_anchors
 from dflash.drafter.attention import Attention, compiled_flex
+from dflash.drafter.fp8 import E5M2, LARGEST
+from dflash.drafter.head import head_gradient, scaled_head
 from dflash.drafter.masks import block_mask, dense_mask
 from dflash.drafter.objective import ObjectiveSettings
 from dflash.drafter.training import COMPILED_PARTS, BlockLoss, StepInputs
@@ -81,6 +83,31 @@ def gradients_of(loss: BlockLoss, inputs: StepInputs) -> tuple[Tensor, dict[str,
     objective.loss_sum.backward()
     named = loss.drafter.named_parameters()
     return objective.loss_sum.detach(), {n: p.grad.clone() for n, p in named if p.grad is not None}
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9),
+    reason="needs a GPU with 8-bit products",
+)
+def test_a_gradient_in_8_bits_over_a_whole_vocabulary_is_the_product_of_what_was_rounded() -> None:
+    """Slopes of one sign, as those of a softmax are but for the label: sums only grow."""
+    rows, width, vocab = 64, 128, 151_936
+    random = torch.Generator("cuda").manual_seed(0)
+    slope = torch.rand(rows, vocab, device="cuda", generator=random)
+    head = torch.rand(vocab, width, device="cuda", generator=random).bfloat16()
+    small = scaled_head(head)
+    found = head_gradient(
+        slope,
+        small,
+        label_R1=torch.zeros(rows, 1, device="cuda", dtype=torch.int64),
+        label_slope_R1=slope[:, :1],
+        largest_R1=torch.ones(rows, 1, device="cuda"),
+        dtype=torch.bfloat16,
+    )
+    scale = 1 / LARGEST[E5M2]
+    of_slope = (slope / scale).to(E5M2).double() * scale
+    expected = of_slope @ (small.columns.values.double() * small.columns.scale.double()).t()
+    torch.testing.assert_close(found.double(), expected, rtol=2**-7, atol=0)
 
 
 def test_cpu_and_gpu_draw_the_same_anchors() -> None:

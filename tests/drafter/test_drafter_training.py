@@ -3,10 +3,11 @@ from collections.abc import Iterator
 import oracles
 import pytest
 import torch
-from drafter_cases import TINY, step_inputs, target_tables, tiny_drafter
+from drafter_cases import TINY, cpu_scales_rows, step_inputs, target_tables, tiny_drafter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dflash.drafter.attention import Attention
+from dflash.drafter.head import Head, scaled_head
 from dflash.drafter.masks import MaskTables
 from dflash.drafter.model import Drafter
 from dflash.drafter.objective import Objective, ObjectiveSettings
@@ -25,12 +26,16 @@ def fresh_compiler() -> Iterator[None]:
 
 
 def block_loss(
-    drafter: Drafter, *, attention: Attention = "sdpa", checkpoint: bool = False
+    drafter: Drafter,
+    *,
+    attention: Attention = "sdpa",
+    checkpoint: bool = False,
+    head: Head = HEAD,
 ) -> BlockLoss:
     return BlockLoss(
         drafter,
         embedding_VD=EMBEDDING,
-        head=HEAD,
+        head=head,
         settings=ObjectiveSettings(chunk_blocks=8),
         num_anchors=ANCHORS,
         seed=3,
@@ -50,6 +55,26 @@ def gradients(loss: BlockLoss, inputs: StepInputs) -> dict[str, torch.Tensor]:
     (objective.loss_sum / objective.weight_sum).backward()
     named = loss.drafter.named_parameters()
     return {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+
+@pytest.mark.skipif(not cpu_scales_rows(), reason="this torch has no row scales on a CPU")
+def test_a_head_in_8_bits_alone_leaves_the_layers_as_they_are() -> None:
+    drafter, inputs = tiny_drafter(), batch()
+    hidden, losses = {}, {}
+    for name, head in {
+        "bf16": HEAD,
+        "fp8-head": scaled_head(HEAD, alone=True),
+        "fp8": scaled_head(HEAD),
+    }.items():
+        loss = block_loss(drafter, head=head)
+        layers = loss.layers
+        loss.layers = lambda *a, name=name, layers=layers, **k: hidden.setdefault(
+            name, layers(*a, **k)
+        )
+        losses[name] = float(loss(inputs, with_metrics=False).loss_sum.detach())
+    assert torch.equal(hidden["fp8-head"], hidden["bf16"])
+    assert not torch.equal(hidden["fp8"], hidden["bf16"])
+    assert len(set(losses.values())) == 3
 
 
 def oracle_objective(drafter: Drafter, inputs: StepInputs) -> tuple[torch.Tensor, float]:

@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -57,6 +58,9 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "a pool of its own")
+    monkeypatch.setattr(
+        torch.cuda, "current_blas_handle", lambda: FakeGraph.log.append("cuBLAS handle")
+    )
     for name in ("endAllocateToPool", "releasePool"):
         monkeypatch.setattr(
             f"torch._C._cuda_{name}",
@@ -88,7 +92,24 @@ def test_a_capture_runs_the_body_once_without_garbage_collection() -> None:
     assert isinstance(graph, FakeGraph)
     assert seen == [False]
     options = {"pool": "pool", "capture_error_mode": "thread_local"}
-    assert FakeGraph.log == [("begin", options, False), "end"]
+    assert FakeGraph.log == ["cuBLAS handle", ("begin", options, False), "end"]
+
+
+def test_what_a_failed_body_had_made_is_gone_though_somebody_keeps_the_error() -> None:
+    class Half:
+        """Half a backward pass."""
+
+    made: list[weakref.ref[Half]] = []
+
+    def body() -> None:
+        half = Half()
+        made.append(weakref.ref(half))
+        read_on_the_host()
+
+    with pytest.raises(CaptureError) as caught:
+        captured(body)
+    assert caught.value.__cause__ is not None
+    assert made[0]() is None
 
 
 def test_garbage_collection_that_was_off_stays_off() -> None:
@@ -117,14 +138,14 @@ def test_a_body_that_fails_is_named_with_its_line_and_thread(*, end_fails: bool)
     assert what.endswith("RuntimeError: operation not permitted when stream is capturing")
     assert "execution.mode" in caught.value.hint
     assert caught.value.exit_code == 2
-    assert FakeGraph.log[1:] == ["end", "reset", *(MENDED if end_fails else [])]
+    assert FakeGraph.log[2:] == ["end", "reset", *(MENDED if end_fails else [])]
 
 
 def test_an_end_that_fails_is_an_error_of_the_capture() -> None:
     FakeGraph.end_fails = True
     with pytest.raises(CaptureError, match="due to a previous error during capture"):
         captured(lambda: None)
-    assert FakeGraph.log[1:] == ["end", "reset", *MENDED]
+    assert FakeGraph.log[2:] == ["end", "reset", *MENDED]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +158,7 @@ def test_some_errors_keep_their_kind(error: BaseException) -> None:
     with pytest.raises(type(error)) as caught:
         captured(body)
     assert caught.value is error
-    assert FakeGraph.log[1:] == ["end", "reset"]
+    assert FakeGraph.log[2:] == ["end", "reset"]
 
 
 def test_a_capture_inside_an_except_block_blames_its_own_error() -> None:
@@ -204,13 +225,13 @@ def test_mending_that_fails_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_refused_capture_has_nothing_to_mend() -> None:
     with sealed(), pytest.raises(SealedError):
         captured(lambda: None)
-    assert FakeGraph.log == ["reset"]
+    assert FakeGraph.log == ["cuBLAS handle", "reset"]
 
 
 def test_a_capture_without_a_pool_gets_one_of_its_own() -> None:
     stream: Any = None
     capture(lambda: None, device=CPU, stream=stream)
-    assert FakeGraph.log[0][1]["pool"] == "a pool of its own"
+    assert FakeGraph.log[1][1]["pool"] == "a pool of its own"
 
 
 def test_the_watch_sees_what_torch_itself_begins(monkeypatch: pytest.MonkeyPatch) -> None:

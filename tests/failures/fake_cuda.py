@@ -101,6 +101,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, mallocs_from: int) -> None:
         "CUDAGraph": FakeGraph, "Event": FakeEvent, "Stream": lambda *_: object(),
         "empty_cache": unsafe, "synchronize": lambda *_: None, "manual_seed": lambda _: None,
         "graph_pool_handle": lambda: "pool", "device": _context, "stream": _context,
+        "current_blas_handle": lambda: 0,
     }  # fmt: skip
     for name, replacement in replaced.items():
         monkeypatch.setattr(torch.cuda, name, replacement)

@@ -186,7 +186,8 @@ def allocate_nothing(place: Path, run_dir: Path, mode: Mode) -> None:
 
     run(config, run_dir, show=show)
     assert len(set(allocs)) == 1, allocs
-    assert events_of(run_dir, "allocated_while_sealed") == []
+    late = events_of(run_dir, "allocated_while_sealed")
+    assert late == [], [event.detail for event in late]
     (entered,) = events_of(run_dir, "entered")
     assert entered.detail["sealed"] is True
     (drafter,) = entered.detail["drafters"]

@@ -229,6 +229,23 @@ def test_a_capture_that_fails_says_what_and_where_and_leaves_the_process_clean()
     assert torch.empty(1 << 20, device=DEVICE).fill_(1).sum() == 1 << 20
 
 
+def test_a_thread_captures_a_product_that_only_another_has_made() -> None:
+    """A cuBLAS handle belongs to a thread, and a capture cannot make one."""
+    stream = torch.cuda.Stream()
+    x = torch.ones(64, 64, device=DEVICE)
+    out = x @ x
+    graphs: list[torch.cuda.CUDAGraph] = []
+
+    def body() -> None:
+        out.copy_(x @ x)
+
+    in_worker(lambda: graphs.append(capture(body, device=DEVICE, stream=stream)))
+    x.fill_(2.0)
+    graphs[0].replay()
+    torch.cuda.synchronize()
+    assert bool((out == 256.0).all())
+
+
 def test_auto_gives_way_to_what_works_and_says_why() -> None:
     said: list[str] = []
     choice = ModeChoice("graphed", "every drafter runs on a CUDA device", ("compiled", "eager"))

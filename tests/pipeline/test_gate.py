@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -13,32 +14,43 @@ from dflash.pipeline.supervisor import Worker, supervise
 NUM_DRAFTERS = 3
 
 
-def test_drafters_enter_one_at_a_time_and_then_everybody_starts() -> None:
+def test_who_enters_does_so_alone_in_turn_and_in_its_own_thread_before_anybody_starts() -> None:
     inside: list[str] = []
     happened: list[str] = []
 
-    def enter(drafter: int) -> Callable[[], None]:
+    def enter(what: str) -> Callable[[], None]:
         def body() -> None:
             inside.append(threading.current_thread().name)
             time.sleep(0.02)
             assert inside == [threading.current_thread().name]
             inside.clear()
-            happened.append(f"entered {drafter}")
+            happened.append(f"{what} in {threading.current_thread().name}")
 
         return body
 
-    opening = Opening([enter(n) for n in range(NUM_DRAFTERS)], lambda: happened.append("open"))
+    opening = Opening(
+        enter=[enter(f"enter {n}") for n in range(NUM_DRAFTERS)],
+        prime=[enter("prime 0"), enter("prime 1")],
+        then=lambda: happened.append("open"),
+    )
     life = Lifeline()
     gate = Gate(opening, NUM_DRAFTERS, life)
-    workers = [Worker("target", gate.held(lambda: happened.append("target")), decisive=True)]
-    for n in range(NUM_DRAFTERS):
-        body = gate.entered(n, lambda: happened.append("step"))
-        workers.append(Worker(f"drafter-{n}", body, decisive=True))
+    start = partial(happened.append, "start")
+    bodies = {
+        "loader": gate.held(start),
+        **{f"target-{n}": gate.primed(n, start) for n in range(2)},
+        **{f"drafter-{n}": gate.entered(n, start) for n in range(NUM_DRAFTERS)},
+    }
+    workers = [Worker(name, body, decisive=True) for name, body in bodies.items()]
     assert gate.open_s == 0.0
     supervise(workers, life, watchdog_s=60.0, stacks_file=None)
-    assert set(happened[:NUM_DRAFTERS]) == {f"entered {n}" for n in range(NUM_DRAFTERS)}
-    assert happened[NUM_DRAFTERS] == "open"
-    assert sorted(happened[NUM_DRAFTERS + 1 :]) == [*["step"] * NUM_DRAFTERS, "target"]
+    assert happened == [
+        *(f"enter {n} in drafter-{n}" for n in range(NUM_DRAFTERS)),
+        "prime 0 in target-0",
+        "prime 1 in target-1",
+        "open",
+        *["start"] * len(workers),
+    ]
     assert gate.open_s > 0.0
 
 

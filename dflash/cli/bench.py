@@ -34,7 +34,7 @@ def bench(  # noqa: PLR0913 - a command's options
     data: option.Data = None,
     seed: option.Seed = 0,
     steps: option.Steps = 10,
-    pairs: option.Pairs = 8,
+    pairs: option.Pairs = 6,
     precision: option.Precision = "1%",
     max_time: option.MaxTime = 120.0,
     timeout: option.Timeout = 300.0,

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from itertools import cycle, islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from dflash.config.sections import Matmul
 from dflash.environment import Environment, environment
 from dflash.errors import MissingError, UsageError
 from dflash.measurement import Bench
@@ -57,7 +58,7 @@ class BenchPlan:
     target_device: str = "auto"
     drafter: str = ""
     data: tuple[str, ...] = ()
-    matmul: Literal["bf16", "fp8"] = "bf16"
+    matmul: Matmul = "bf16"
     seed: int = 0
     profile: bool = False
     turn_steps: int = 10

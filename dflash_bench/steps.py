@@ -1,19 +1,15 @@
 """The trainer's own step on random features and weights."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from dflash.drafter.head import scaled_head
+from dflash.config.sections import Matmul
+from dflash.drafter.head import head_for
 from dflash.drafter.model import Drafter
 from dflash.drafter.training import BlockLoss, StepInputs
 from dflash.train.adamw import AdamSettings
 from dflash.train.step import TrainStep
 from dflash_bench.shapes import BenchShape
-
-Matmul = Literal["bf16", "fp8"]  # as precision.matmul
-
 
 Tables = tuple[Tensor, Tensor]
 """The frozen target's embedding and LM head on one device; its drafters share them."""
@@ -49,7 +45,7 @@ def make_step(
     loss = BlockLoss(
         drafter,
         embedding_VD=embedding_VD,
-        head=scaled_head(lm_head_VD) if matmul == "fp8" else lm_head_VD,
+        head=head_for(lm_head_VD, matmul),
         settings=shape.objective,
         num_anchors=shape.num_anchors,
         seed=seed,

@@ -38,7 +38,7 @@ Devices = Annotated[
     list[str] | None, typer.Option("--device", metavar="D", help="cpu or cuda:N; repeatable")
 ]
 TargetDevice = Annotated[str, typer.Option("--target-device", help="auto, cpu or cuda:N")]
-Matmul = Annotated[Literal["bf16", "fp8"], typer.Option(help="as precision.matmul")]
+Matmul = Annotated[Literal["bf16", "fp8", "fp8-head"], typer.Option(help="as precision.matmul")]
 DrafterPath = Annotated[
     str, typer.Option("--drafter", metavar="CHECKPOINT", help="run or checkpoint, to decode with")
 ]

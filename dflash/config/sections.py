@@ -174,13 +174,16 @@ class ExecutionConfig(Section):
     )
 
 
+Matmul = Literal["bf16", "fp8", "fp8-head"]
+
+
 class PrecisionConfig(Section):
     """Weights, gradients' sums and optimizer state are fp32 in any case."""
 
     compute: Literal["auto", "bf16", "fp32"] = knob(
         "auto", "dtype of the drafter's activations; auto is bf16 on cuda and fp32 on cpu"
     )
-    matmul: Literal["bf16", "fp8", "fp8-head"] = knob(
+    matmul: Matmul = knob(
         "bf16",
         "of matrix products: bf16 is the activations' own dtype, fp8 8-bit floats for the drafter"
         " and the frozen LM head, fp8-head for the head alone; 8 bits need a GPU of compute"

@@ -6,7 +6,7 @@ to e5m2 (2 mantissa bits, 32 binades), because almost all of a softmax is tiny: 
 below 4e-6 of a row's largest entry would be 0.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
@@ -49,6 +49,13 @@ def scaled_head(lm_head_VD: Tensor, *, alone: bool = False) -> ScaledHead:
         columns_DV[:, first : first + _ROWS_AT_A_TIME] = column.values
     rows = Scaled(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
     return ScaledHead(rows, Scaled(columns_DV, column.scale), alone)
+
+
+def head_for(lm_head_VD: Tensor, matmul: Literal["bf16", "fp8", "fp8-head"]) -> Head:
+    """Return the head as ``precision.matmul`` wants it."""
+    if matmul == "bf16":
+        return lm_head_VD
+    return scaled_head(lm_head_VD, alone=matmul == "fp8-head")
 
 
 def head_logits(rows_RD: Tensor, head: Head) -> Tensor:

@@ -15,7 +15,7 @@ from dflash.data.prompts import heldout_prompts
 from dflash.data.shards import TokenDataset
 from dflash.drafter import fp8
 from dflash.drafter.attention import FLEX_HEAD_DIM
-from dflash.drafter.head import Head, scaled_head
+from dflash.drafter.head import Head, head_for
 from dflash.drafter.masks import num_anchors_for
 from dflash.drafter.model import Drafter
 from dflash.drafter.objective import ObjectiveSettings
@@ -279,9 +279,7 @@ def _tables(
     embedding_VD = near.embedding_VD.to(device, devices.compute_dtype)
     tied = near.lm_head_VD.data_ptr() == near.embedding_VD.data_ptr()
     head_VD = embedding_VD if tied else near.lm_head_VD.to(device, devices.compute_dtype)
-    if config.precision.matmul == "bf16":
-        return embedding_VD, head_VD
-    return embedding_VD, scaled_head(head_VD, alone=config.precision.matmul == "fp8-head")
+    return embedding_VD, head_for(head_VD, config.precision.matmul)
 
 
 def _initial_drafter(config: RunConfig, shape: DrafterShape) -> Drafter:

@@ -8,11 +8,11 @@ backward pass. How they compare with memory there is, and with what was used, is
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from dflash.config import RunConfig, resolved_devices, resolved_dtype
+from dflash.config.sections import Matmul
 from dflash.drafter.masks import num_anchors_for
 from dflash.drafter.objective import ObjectiveSettings
 from dflash.drafter.shape import DrafterShape
@@ -46,7 +46,7 @@ class RunSizes:
     accumulate_steps: int
     checkpoint: bool
     fused: bool
-    matmul: Literal["bf16", "fp8", "fp8-head"] = "bf16"
+    matmul: Matmul = "bf16"
     chunk_blocks: int = ObjectiveSettings().chunk_blocks
 
     @property

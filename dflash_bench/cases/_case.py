@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
+from dflash.config.sections import Matmul
 from dflash.measurement import Graphs, Memory
 from dflash_bench.shapes import BenchShape
 from dflash_bench.turns import Subject
@@ -38,7 +39,7 @@ class Setting:
     devices: tuple[str, ...] = ("cpu",)
     target_device: str = "cpu"
     turn_steps: int = 10
-    matmul: Literal["bf16", "fp8"] = "bf16"
+    matmul: Matmul = "bf16"
     seed: int = 0
     drafter: str = ""
     data: tuple[str, ...] = ()

@@ -133,7 +133,7 @@ def why_not(setting: Setting) -> str:
     on_cpu = "cpu" in setting.devices
     if on_cpu and mode in CAPTURING:
         return "it captures CUDA graphs, and the drafter runs on the CPU"
-    if on_cpu and setting.matmul == "fp8":
+    if on_cpu and setting.matmul != "bf16":
         return "8-bit products need a GPU of compute capability 8.9 or more"
     if mode == "reduce-overhead":
         return ""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 
-from dflash.drafter.head import scaled_head
+from dflash.drafter.head import head_for
 from dflash.drafter.objective import ObjectiveSettings, block_objective, chunk_loss, slot_weights
 from dflash.train.memory import GIB
 from dflash_bench.cases._case import Case, Found, Setting
@@ -88,7 +88,7 @@ def _loss_function(setting: Setting, head_VD: Tensor, labels_NB: Tensor) -> Loss
     chunk = torch.compile(chunk_loss, dynamic=False) if compiled else chunk_loss
     weight_NB = torch.ones_like(labels_NB, dtype=torch.bool)
     weight_NB[:, 0] = False
-    head = scaled_head(head_VD) if setting.matmul == "fp8" else head_VD
+    head = head_for(head_VD, setting.matmul)
 
     def chunked(hidden_QD: Tensor) -> tuple[Tensor, Tensor]:
         found = block_objective(
@@ -109,7 +109,7 @@ def why_not(setting: Setting) -> str:
     """Lengths make no difference; all logits at once are made in the compute dtype only."""
     if setting.lengths == "variable":
         return "a batch has N blocks, however long its documents are"
-    if setting.matmul == "fp8" and setting.mode.startswith("full"):
+    if setting.matmul != "bf16" and setting.mode.startswith("full"):
         return "the full logits are made in bf16 only"
     return ""
 

@@ -16,6 +16,11 @@ MAX_VERSIONS = 64
 """Of one region; beyond, torch runs it eagerly with no more than a log line. Its own default, 8, is
 fewer than the signatures that a program may be made ready for."""
 
+SAME_EVERY_TIME = {"dynamic_scale_rblock": False}
+"""Inductor's options. By default each process times a second tile size of some reductions and keeps
+what was faster just then (pytorch#189121), so that of five compilations of one step on an H200 two
+or three gave a gradient norm that was 8e-6 off from the others'."""
+
 
 def compile_regions(program: Program, *, all_of_them: bool, cudagraphs: bool = False) -> Undo:
     """Replace regions by their compiled form; what is returned puts the functions back.
@@ -32,9 +37,7 @@ def compile_regions(program: Program, *, all_of_them: bool, cudagraphs: bool = F
             continue
         function = getattr(region.owner, region.name)
         originals.append((region, function))
-        options = _versions_option()
-        if cudagraphs and not region.kernel:
-            options["mode"] = "reduce-overhead"
+        options = _options(region, cudagraphs=cudagraphs and not region.kernel)
         compiled = torch.compile(
             own_code(function), dynamic=region.dynamic, backend=region.backend, **options
         )
@@ -45,6 +48,15 @@ def compile_regions(program: Program, *, all_of_them: bool, cudagraphs: bool = F
             setattr(region.owner, region.name, function)
 
     return undo
+
+
+def _options(region: Region, *, cudagraphs: bool) -> dict[str, Any]:
+    """How torch is to compile *region*; a backend of somebody else's takes a mode, no options."""
+    found = _versions_option()
+    if region.backend != "inductor":
+        return found | ({"mode": "reduce-overhead"} if cudagraphs else {})
+    graphs = torch._inductor.list_mode_options("reduce-overhead") if cudagraphs else {}  # noqa: SLF001
+    return found | {"options": {**SAME_EVERY_TIME, **graphs}}
 
 
 def _versions_option() -> dict[str, Any]:

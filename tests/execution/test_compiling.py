@@ -71,3 +71,26 @@ def test_a_region_is_compiled_by_its_own_backend_until_it_is_put_back() -> None:
     undo()
     program.double(torch.ones(4))
     assert calls == [3]
+
+
+@pytest.mark.parametrize("cudagraphs", [False, True])
+def test_inductor_compiles_with_graphs_where_asked_and_never_times_a_reduction_twice(
+    monkeypatch: pytest.MonkeyPatch, *, cudagraphs: bool
+) -> None:
+    """What Inductor itself finds in its configuration; a product takes no C++ compiler."""
+    from torch._inductor import compile_fx, config
+
+    found: list[tuple[bool, bool]] = []
+    original = compile_fx.compile_fx
+
+    def spy(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        found.append((config.dynamic_scale_rblock, config.triton.cudagraphs))
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(compile_fx, "compile_fx", spy)
+    program = SimpleNamespace(device=torch.device("cpu"), square=lambda x: x @ x)
+    program.regions = lambda: [Region(program, "square")]
+    compile_regions(program, all_of_them=True, cudagraphs=cudagraphs)
+    assert program.square(torch.full((2, 2), 3.0)).tolist() == [[18.0, 18.0], [18.0, 18.0]]
+    assert found[-1] == (False, cudagraphs)  # it calls itself with its options in force
+    assert config.dynamic_scale_rblock, "only for what is compiled here"

@@ -25,6 +25,7 @@ def compiled_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return module.forward
 
     def compile_with(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:  # noqa: ANN401
+        options.pop("options", None)  # Inductor's own
         return real(function, **options | {"backend": recording})
 
     torch.compiler.reset()

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from dflash import __version__
 from dflash.cli.commands import call, help_text
+from dflash.cli.interrupts import INTERRUPTED_EXIT
 from dflash.cli.output import leave_now
 from dflash.errors import INTERNAL_EXIT, DflashError
 
-INTERRUPTED_EXIT = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE_EXIT = 141  # 128 + SIGPIPE: whoever read the output left
 
 

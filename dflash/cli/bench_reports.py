@@ -1,11 +1,11 @@
 """Where a bench and a comparison go: the screen, or one JSON value, and the files asked for."""
 
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflash.cli.interrupts import INTERRUPTED_EXIT
 from dflash.cli.output import check_writable, print_lines, talk, write_report
 
 if TYPE_CHECKING:
@@ -14,10 +14,8 @@ if TYPE_CHECKING:
 
 FOUND_EXIT = 1
 INCONCLUSIVE_EXIT = 4
-INTERRUPTED_EXIT = 130  # 128 + SIGINT, as shells report it
 
 SIGNS = {"met": "ok", "missed": "!!", "unclear": "??"}
-WIDTH = 78
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +86,11 @@ class BenchReports:
 
 def outcome_lines(outcomes: "Sequence[Outcome]") -> Iterator[str]:
     """What became of every expectation."""
+    from dflash.report.layout import wrapped
+
     for outcome in outcomes:
-        text = f"{SIGNS[outcome.state]} {outcome.text} is {outcome.state}: {outcome.why}"
-        yield from textwrap.wrap(text, WIDTH, subsequent_indent="   ")
+        text = f"{outcome.text} is {outcome.state}: {outcome.why}"
+        yield from wrapped(SIGNS[outcome.state], text)
 
 
 def exit_code(bench: "Bench", outcomes: "Sequence[Outcome]" = ()) -> int:

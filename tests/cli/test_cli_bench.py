@@ -177,6 +177,14 @@ def test_a_mistake_is_exit_two_before_anything_is_measured(
     assert plans == []
 
 
+def test_a_gpu_that_is_required_and_not_there_is_exit_three(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert main(["bench", "--shape", "tiny", "--require-gpu"]) == 3
+    assert "--require-gpu: torch finds no usable GPU here" in error(capsys)
+
+
 def test_the_schema_is_of_both_files(capsys: Capture) -> None:
     assert main(["bench", "--schema"]) == 0
     schema = json.loads(capsys.readouterr().out)

@@ -51,11 +51,20 @@ class Failed(_Facts):
 class StartUp(_Facts):
     """What came before the first timed step; never mixed into the step times."""
 
-    first_step_s: float = Field(description="process start to end of first step, waiting left out")
+    first_step_s: float | None = Field(
+        default=None,
+        description="process start to end of first step, waiting left out; null: it made none",
+    )
     build_s: float | None = Field(default=None, description="weights and inputs")
-    warm_up_s: float | None = Field(default=None, description="compiling, capturing, rehearsing")
-    compile_s: float | None = Field(default=None, description="of it, in torch.compile")
-    capture_s: float | None = Field(default=None, description="of it, in captures of CUDA graphs")
+    warm_up_s: float | None = Field(
+        default=None, description="compiling, capturing, rehearsing before the first step"
+    )
+    compile_s: float | None = Field(
+        default=None, description="in torch.compile, during later steps too"
+    )
+    capture_s: float | None = Field(
+        default=None, description="in captures of CUDA graphs, during later steps too"
+    )
     first_steps_ms: list[float] = Field(default=[], description="untimed steps, in their order")
     pays_back_after_steps: float | None = Field(
         default=None, description="steps after which start-up is won back against the baseline"
@@ -135,9 +144,11 @@ class Comparison(_Facts):
 class Spoiled(_Facts):
     """Something that made a part of the run less believable."""
 
-    what: Literal["throttled", "clocks", "other processes", "temperature", "unknown"]
+    what: Literal["throttled", "clocks", "other processes", "temperature"]
     text: str = Field(description="one sentence with the figures")
-    share: float = Field(description="share of the samples in which it was seen")
+    share: float = Field(
+        description="share of the samples in which it was seen; of a device in use beforehand"
+    )
 
 
 class Weather(_Facts):
@@ -148,6 +159,10 @@ class Weather(_Facts):
     sm_mhz_low: float | None = None
     sm_mhz_high: float | None = None
     power_w_median: float | None = None
+    power_limited_share: float | None = Field(
+        default=None,
+        description="share of the samples at the power limit, where a GPU at full work belongs",
+    )
     temperature_c_max: float | None = None
     spoiled: list[Spoiled] = []
     unknown_because: str = ""
@@ -174,7 +189,7 @@ class Bench(_Facts):
     command: str
     date: str
     commit: str | None = None
-    complete: bool = Field(default=True, description="false: interrupted, or out of time")
+    complete: bool = Field(default=True, description="false: interrupted")
     wall_s: float = 0.0
     environment: Environment
     device: str = Field(description="name of the GPU or CPU that was measured")

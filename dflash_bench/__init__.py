@@ -1,1 +1,1 @@
-"""Measures dflash: `drafter_step`, `block_mask` and `pipeline` are commands (docs/benches.md)."""
+"""Measures dflash: ``dflash bench``, and ``pytest dflash_bench`` (docs/benches.md)."""

@@ -12,11 +12,15 @@ NO_POOL = (0, 0)
 
 
 class Counters:
-    """Counts from ``begin``, which is called after the first step, on one device."""
+    """Counts from ``begin``, which is called after the first step, on one device.
+
+    What is counted after the first step is None before there is one.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._allocs = self._retries = self._compiled = self._captured = 0
+        self._begun = False
         self._steps: list[int] = []
         self._allocated_gib: list[float] = []
         self._reserved_gib: list[float] = []
@@ -25,6 +29,7 @@ class Counters:
 
     def begin(self) -> None:
         """Count from here: the first step is over."""
+        self._begun = True
         self._allocs, self._retries = (
             self._stat("num_device_alloc"),
             self._stat("num_alloc_retries"),
@@ -47,8 +52,8 @@ class Counters:
             peak_reserved_gib=self._stat("reserved_bytes.all.peak") / GIB,
             graph_pools_gib=graph_pools_gib(self.device),
             rss_gib=peak_resident_gib(),
-            device_allocs=self._stat("num_device_alloc") - self._allocs,
-            alloc_retries=self._stat("num_alloc_retries") - self._retries,
+            device_allocs=self._since(self._stat("num_device_alloc"), self._allocs),
+            alloc_retries=self._since(self._stat("num_alloc_retries"), self._retries),
             steps=self._steps,
             allocated_gib=self._allocated_gib,
             reserved_gib=self._reserved_gib,
@@ -58,11 +63,14 @@ class Counters:
         """Compiled and captured so far."""
         captured = capture_watch().total
         return Graphs(
-            recompiles=num_compiled() - self._compiled,
+            recompiles=self._since(num_compiled(), self._compiled),
             captured=captured,
-            captured_late=captured - self._captured,
+            captured_late=self._since(captured, self._captured),
             skipped=num_skipped(),
         )
+
+    def _since(self, now: int, first_step: int) -> int | None:
+        return now - first_step if self._begun else None
 
     @property
     def _on_gpu(self) -> bool:

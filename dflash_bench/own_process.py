@@ -6,21 +6,28 @@ opens its GPU. Children do so one at a time.
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dflash_bench.turns import Facts, Subject
-from dflash_bench.weather import Watch
+from dflash_bench.subjects import Facts, Subject, known_of
+from dflash_bench.weather import GIB, Watch
 
 
 class Numbered:
-    """The subject that *make* makes, with ``gpu_process`` among its facts."""
+    """The subject that *make* makes, with ``gpu_process`` among its facts.
 
-    def __init__(self, make: Callable[[], Subject], *, device: str) -> None:
+    ``process_gib`` is among what it knows so far: a subject that fails does so mostly where nobody
+    else is watching.
+
+    Args:
+        devices: that it uses; the first is opened before anything else.
+    """
+
+    def __init__(self, make: Callable[[], Subject], *, devices: Sequence[str]) -> None:
         self._make = make
-        self._device = device
+        self._devices = devices
 
     def __call__(self) -> "Numbered":
         self._subject = self._make()
@@ -31,17 +38,23 @@ class Numbered:
 
     def build(self) -> Facts:
         """Open the GPU, then build the subject."""
-        number = self._open() if self._device.startswith("cuda") else None
-        return {"gpu_process": number, **self._subject.build()}
+        self._watch = Watch(self._devices)
+        self._number = self._open() if self._devices[0].startswith("cuda") else None
+        return {"gpu_process": self._number, **self._subject.build()}
+
+    def so_far(self) -> Facts:
+        """What the subject knows, and what the process holds of its GPUs."""
+        known, number = known_of(self._subject), self._number
+        held = None if number is None else self._watch.processes().get(number)
+        return {**known, "gpu_process": number, "process_gib": held / GIB if held else None}
 
     def _open(self) -> int | None:
         import torch
 
-        watch = Watch([self._device])
         with _one_at_a_time():
-            before = set(watch.processes())
-            torch.zeros(1, device=self._device)
-            after = set(watch.processes())
+            before = set(self._watch.processes())
+            torch.zeros(1, device=self._devices[0])
+            after = set(self._watch.processes())
         if os.getpid() in after:
             return os.getpid()
         new = after - before

@@ -1,21 +1,21 @@
 """One case at one shape with one kind of lengths: its modes in processes that take turns."""
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
-from dflash.measurement import Comparison, Row
+from dflash.measurement import Comparison, Estimate, Row, Verdict
 from dflash_bench.cases._case import Case, Setting
 from dflash_bench.grouping import CONTEXT_GIB, Grouping, group_modes
 from dflash_bench.overhead import PAIRS, overhead_share
 from dflash_bench.own_process import Numbered
 from dflash_bench.rows import Beside, row_of, skipped_row
 from dflash_bench.statistics import LOOKS, MIN_PAIRS, compare_turns, is_enough, rate
+from dflash_bench.subjects import Subject
 from dflash_bench.timing import MatrixProduct, matrix_tflops
-from dflash_bench.turns import Child, Subject, make_ready, state_of, take_turns
+from dflash_bench.turns import Child, keep_what_is_known, make_ready, state_of, take_turns
 from dflash_bench.weather import Watch
 
 PRODUCT = "matrix product"
@@ -53,7 +53,7 @@ class Part:
 
     Attributes:
         settings: by mode, the default baseline first.
-        reasons: modes that are not measured, and why.
+        reasons: modes that are not measured, and why; found by ``run``.
         finds_overhead: also find out what measuring costs, if the case can.
     """
 
@@ -83,7 +83,7 @@ class Part:
         grouping = self._grouping
         groups = [*grouping.together, *([mode] for mode in grouping.alone)]
         num_modes = sum(len(group) for group in groups)
-        with ExitStack() as stack:
+        with ExitStack() as stack, self._interrupts_asked_about():
             for group in groups:
                 paired = group in grouping.together
                 share_s = self.limits.max_time_s * max(1, len(group)) / max(1, num_modes)
@@ -94,9 +94,7 @@ class Part:
 
     def rows(self) -> list[Row]:
         """A row for every mode, in their order."""
-        product = self._children.get(PRODUCT)
-        tflops = self.matrix_tflops
-        rows = []
+        tflops, rows = self.matrix_tflops, []
         for mode, setting in self.settings.items():
             child = self._children.get(mode)
             if child is None:
@@ -104,7 +102,7 @@ class Part:
                 rows.append(skipped_row(self.case, setting, why))
                 continue
             beside = Beside(
-                matrix_tflops=tflops if product is not None else None,
+                matrix_tflops=tflops,
                 baseline=self._children.get(self._grouping.baseline),
                 eager=self._children.get("eager"),
                 process_gib=self.watch.process_gib(child.facts.get("gpu_process")),
@@ -147,12 +145,29 @@ class Part:
         numbers = (child.facts.get("gpu_process") for child in self._children.values())
         return {number for number in numbers if number is not None}
 
+    def is_on(self, device: str) -> bool:
+        """Whether its steps are timed on a device of this kind."""
+        return (self._device == "cpu") == (device == "cpu")
+
+    @property
+    def _devices(self) -> tuple[str, ...]:
+        return self.case.devices(next(iter(self.settings.values())))
+
     @property
     def _device(self) -> str:
-        return next(iter(self.settings.values())).devices[0]
+        return self._devices[0]
+
+    @contextmanager
+    def _interrupts_asked_about(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.say("interrupted; asking what is known. Ctrl-C again ends it at once")
+            keep_what_is_known(self._children.values())
+            raise
 
     def _group(self, wanted: Mapping[str, Setting]) -> None:
-        free = self.watch.free_gib()
+        free = self.watch.free_gib(self._device)
         room = None if free is None else free - CONTEXT_GIB  # the matrix product's
         needs = {mode: self.case.planned_gib(one) for mode, one in wanted.items()}
         self._grouping = group_modes(needs, room)
@@ -163,7 +178,7 @@ class Part:
             )
 
     def _child(self, stack: ExitStack, name: str, make: Callable[[], Subject]) -> Child:
-        numbered = Numbered(make, device=self._device)
+        numbered = Numbered(make, devices=self._devices)
         child = Child(name, numbered, limit_s=self.limits.limit_s)
         self._children[name] = stack.enter_context(child)
         return child
@@ -219,7 +234,9 @@ class Part:
         found = rate(child.turns, 1.0)
         return (found.high - found.low) / 2 <= self.limits.precision / 2 * found.value
 
-    def _compared(self, pairing: _Pairing, baseline: Child | None) -> Any:  # noqa: ANN401
+    def _compared(
+        self, pairing: _Pairing, baseline: Child | None
+    ) -> tuple[Estimate, Verdict] | None:
         if baseline is None or baseline is pairing.child or pairing.child.failure is not None:
             return None
         theirs = baseline.turns[pairing.begin : pairing.begin + pairing.count]

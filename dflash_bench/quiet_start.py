@@ -1,4 +1,4 @@
-"""Starting children that neither see Ctrl-C nor leave warnings behind."""
+"""Starting children that neither end by Ctrl-C nor leave warnings behind."""
 
 import signal
 import sys
@@ -9,9 +9,12 @@ from multiprocessing import resource_tracker
 
 @contextmanager
 def interrupts_held_back() -> Iterator[None]:
-    """Ctrl-C goes to every process of the terminal; what is started inside never sees it."""
+    """Ctrl-C and ``timeout`` signal whole groups; what is started inside is not ended by them.
+
+    It must let SIGTERM in again by itself, or nothing that it starts can be ended in that way.
+    """
     _start_tracker()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:

@@ -8,7 +8,8 @@ from dflash.measurement import Failed, Memory, Row, StartUp
 from dflash_bench.cases._case import Case, Setting
 from dflash_bench.slugs import slug_of
 from dflash_bench.statistics import rate, spread
-from dflash_bench.turns import Child, Failure
+from dflash_bench.subjects import Failure
+from dflash_bench.turns import Child
 
 ENOUGH_FOR_A_RATE = 2
 
@@ -21,6 +22,7 @@ class Beside:
     baseline: Child | None = None
     eager: Child | None = None
     process_gib: float | None = None
+    """By NVML, at its peak while turns were taken."""
 
 
 def skipped_row(case: Case, setting: Setting, why: str) -> Row:
@@ -48,7 +50,7 @@ def row_of(case: Case, setting: Setting, child: Child, *, beside: Beside) -> Row
         graphs=facts.get("graphs"),
         loss=loss,
         loss_against_eager=(loss - of_eager) / of_eager if loss and of_eager else None,
-        more=_more(facts),
+        more=facts.get("more", {}),
         **(_speed(case, setting, child, beside=beside) if times_ms else {}),
     )
 
@@ -87,20 +89,22 @@ def _speed(case: Case, setting: Setting, child: Child, *, beside: Beside) -> dic
     flop = case.flop(setting) if setting.lengths == "fixed" else None
     if flop is not None:
         found["model_tflops"] = flop / (statistics.median(times_ms) * 1e-3) / 1e12
-        if beside.matrix_tflops is not None and setting.devices[0] != "cpu":
-            devices = len(set(setting.devices))
-            found["matrix_share"] = found["model_tflops"] / devices / beside.matrix_tflops
+        devices = set(case.devices(setting))
+        if beside.matrix_tflops is not None and "cpu" not in devices:
+            found["matrix_share"] = found["model_tflops"] / len(devices) / beside.matrix_tflops
     return found
 
 
 def _start_up(child: Child, baseline: Child | None) -> StartUp | None:
-    if not child.prepared_s:
-        return None
+    """What of it is known; None where it did not even build."""
     names = ("build_s", "warm_up_s", "compile_s", "capture_s", "first_steps_ms")
+    known = {name: child.facts[name] for name in names if child.facts.get(name) is not None}
+    if not known and not child.prepared_s:
+        return None
     return StartUp(
-        first_step_s=child.prepared_s,
+        first_step_s=child.prepared_s or None,
         pays_back_after_steps=_pays_back(child, baseline),
-        **{name: child.facts[name] for name in names if child.facts.get(name) is not None},
+        **known,
     )
 
 
@@ -123,18 +127,16 @@ def _cost(child: Child) -> tuple[float, float]:
 
 def _memory(case: Case, setting: Setting, child: Child, *, beside: Beside) -> Memory | None:
     told: Memory | None = child.facts.get("memory")
-    on_gpu = setting.devices[0].startswith("cuda")
+    on_gpu = case.devices(setting)[0].startswith("cuda")
     planned = case.planned_gib(setting) if on_gpu else None
-    if told is None and planned is None and beside.process_gib is None:
+    held = (beside.process_gib, child.facts.get("process_gib"))
+    process_gib = max((gib for gib in held if gib is not None), default=None)
+    if told is None and planned is None and process_gib is None:
         return None
-    known = {"planned_gib": planned, "process_gib": beside.process_gib}
+    known = {"planned_gib": planned, "process_gib": process_gib}
     new = {name: value for name, value in known.items() if value is not None}
     return (told or Memory()).model_copy(update=new)
 
 
 def _loss_of(child: Child | None) -> float | None:
     return None if child is None else child.facts.get("loss")
-
-
-def _more(facts: dict[str, Any]) -> dict[str, Any]:
-    return dict(facts.get("more", {}))

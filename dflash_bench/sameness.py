@@ -31,11 +31,24 @@ def refuse_others(before: Bench, after: Bench, *, judged: bool) -> None:
                 f"the two did not measure the same: {key} is {one} before and {other} after",
                 hint="call the later one as the earlier one was: " + before.command,
             )
+    one, other = _layout(before), _layout(after)
+    if one != other:
+        raise UsageError(
+            f"the two did not measure the same: drafters share devices as {one} before and as"
+            f" {other} after",
+            hint="--device says on which device each drafter is",
+        )
     if judged and before.device != after.device:
         raise UsageError(
             f"--fail-if would judge two machines: {before.device} before, {after.device} after",
             hint="--other-machine judges all the same",
         )
+
+
+def _layout(bench: Bench) -> list[int]:
+    """Which drafters are on one device, whatever the devices are called."""
+    devices = list(bench.options.get("devices", ()))
+    return [devices.index(device) for device in devices]
 
 
 def differences(before: Bench, after: Bench) -> Iterator[str]:
@@ -68,7 +81,7 @@ def notes(before: Bench, after: Bench, *, names: tuple[str, str]) -> Iterator[st
         if not bench.complete:
             yield f"{name} is incomplete"
         for spoilt in bench.weather.spoiled if bench.weather else ():
-            yield f"{name}: {spoilt.text}"
+            yield f"{name}: {spoilt.what}: {spoilt.text}"
         there = {row.name for row in other.rows}
         for row in bench.rows:
             if row.failed is not None:

@@ -80,12 +80,14 @@ def _joined_weather(one: Weather | None, other: Weather | None) -> Weather | Non
     if one is None or other is None:
         return one or other
     lows = [w.sm_mhz_low for w in (one, other) if w.sm_mhz_low is not None]
+    limited = [w.power_limited_share for w in (one, other) if w.power_limited_share is not None]
     highs = [w.sm_mhz_high for w in (one, other) if w.sm_mhz_high is not None]
     hottest = [w.temperature_c_max for w in (one, other) if w.temperature_c_max is not None]
     return Weather(
         samples=one.samples + other.samples,
         sm_mhz_low=min(lows, default=None),
         sm_mhz_high=max(highs, default=None),
+        power_limited_share=max(limited, default=None),
         temperature_c_max=max(hottest, default=None),
         spoiled=[*one.spoiled, *other.spoiled],
         unknown_because=one.unknown_because or other.unknown_because,

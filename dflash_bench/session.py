@@ -37,7 +37,7 @@ class BenchPlan:
     Attributes:
         cases, modes: by name; no *modes* means all that a case has and the machine can do.
         drafters: threads with a drafter each, of one process; on *devices* in turn.
-        devices: GPUs to use, ("auto",) for the first GPU or the CPU.
+        devices: to use, ("auto",) for all GPUs, or the CPU where there is none.
         target_device: of cases with a target; "auto" is the first drafter's.
         drafter, data, profile: as in ``Setting``.
         turn_steps: timed steps in a turn; fewer where a step is long.
@@ -73,8 +73,8 @@ class BenchPlan:
 def run_bench(plan: BenchPlan, *, say: Callable[[str], None]) -> Bench:
     """Measure everything that *plan* asks for; talk goes to *say*.
 
-    A mode that fails is a row. Ctrl-C ends the measuring, and what there is by then is returned
-    with ``complete=False``.
+    A mode that fails is a row. Ctrl-C ends the measuring, and what is known by then is returned
+    with ``complete=False``; a second one ends it without asking what else is known.
 
     Raises:
         UsageError: an unknown case, mode or device.
@@ -87,7 +87,7 @@ def run_bench(plan: BenchPlan, *, say: Callable[[str], None]) -> Bench:
     here = environment()
     parts: list[Part] = []
     complete = True
-    with Watch(devices) as watch:
+    with Watch(_used(plan, devices)) as watch:
         try:
             for part in _parts(plan, cases, devices=devices, watch=watch, say=say):
                 parts.append(part)
@@ -95,7 +95,7 @@ def run_bench(plan: BenchPlan, *, say: Callable[[str], None]) -> Bench:
                 part.run()
         except KeyboardInterrupt:
             complete = False
-            say("interrupted: what was measured is kept")
+            say("what was measured is kept")
         weather = watch.weather({number for part in parts for number in part.processes})
     return Bench(
         command=plan.command,
@@ -107,7 +107,7 @@ def run_bench(plan: BenchPlan, *, say: Callable[[str], None]) -> Bench:
         device=_device_name(devices[0], here),
         shapes={shape.name: shape.record() for shape in plan.shapes},
         options=_options(plan, devices),
-        matrix_tflops=_median([part.matrix_tflops for part in parts]),
+        matrix_tflops=_median([part.matrix_tflops for part in parts if part.is_on(devices[0])]),
         overhead_share=_median([part.overhead_share for part in parts]),
         rows=[row for part in parts for row in part.rows()],
         comparisons=[one for part in parts for one in part.comparisons()],
@@ -132,7 +132,7 @@ def settled_devices(plan: BenchPlan) -> tuple[str, ...]:
     wanted = list(plan.devices)
     if wanted == ["auto"]:
         wanted = everything
-    for name in [*wanted, *([] if plan.target_device == "auto" else [plan.target_device])]:
+    for name in _used(plan, tuple(wanted)):
         if name not in ("cpu", *everything):
             raise UsageError(
                 f"there is no device {name!r}", hint=f"there are cpu, {', '.join(everything)}"
@@ -158,9 +158,10 @@ def setting_of(
         profile=plan.profile,
     )
     flop = case.flop(setting)
-    if devices[0] == "cpu" or flop is None:
+    used = set(case.devices(setting))
+    if "cpu" in used or flop is None:
         return setting
-    step_s = flop / len(set(devices)) / ASSUMED_FLOPS
+    step_s = flop / len(used) / ASSUMED_FLOPS
     steps = max(LEAST_STEPS, min(plan.turn_steps, round(TURN_S / step_s)))
     return replace(setting, turn_steps=min(plan.turn_steps, steps))
 
@@ -187,10 +188,12 @@ def _parts(
                 settings = {mode: replace(one, mode=mode) for mode in modes}
                 if settings:
                     say(f"{case.name} at {shape.name}, {lengths} lengths")
-                    part = Part(case=case, settings=settings, limits=limits, watch=watch, say=say)
-                    if case.needs_gpu and devices[0] == "cpu":
-                        part.reasons = dict.fromkeys(modes, "it needs a GPU, and runs on the CPU")
-                    yield part
+                    yield Part(case=case, settings=settings, limits=limits, watch=watch, say=say)
+
+
+def _used(plan: BenchPlan, devices: tuple[str, ...]) -> tuple[str, ...]:
+    target = () if plan.target_device == "auto" else (plan.target_device,)
+    return tuple(dict.fromkeys([*devices, *target]))
 
 
 def _options(plan: BenchPlan, devices: tuple[str, ...]) -> dict[str, Any]:

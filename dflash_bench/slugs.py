@@ -8,7 +8,7 @@ import re
 
 from dflash.diagnose.finished import FinishedRun
 from dflash.failures import all_modes
-from dflash_bench.turns import Failure
+from dflash_bench.subjects import Failure
 
 UNITS = {"KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "bytes": 2**-30}
 _OUT_OF_MEMORY = re.compile(

@@ -41,8 +41,6 @@ def test_case(benchmark: BenchmarkFixture, *, case: Case, mode: str, asked: Aske
         target_device=asked.device,
         turn_steps=TURN_STEPS,
     )
-    if case.needs_gpu and asked.device == "cpu":
-        pytest.skip("needs a GPU")
     if why := case.why_not(setting):
         pytest.skip(why)
     benchmark.group = f"{case.name} {asked.shape.name} {asked.lengths}"

@@ -4,65 +4,28 @@ A subject that raises, crashes or hangs ends its own process and becomes a ``Fai
 go on. Knows nothing of what is measured.
 """
 
-import faulthandler
 import multiprocessing
 import os
-import resource
 import signal
-import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Self
 
-from dflash.diagnose.child import stay_with
 from dflash_bench.quiet_start import interrupts_held_back
+from dflash_bench.subjects import Facts, Failure, Order, Subject, serve
 
-Facts = dict[str, Any]
-Order = Literal["build", "prepare", "settle", "turn", "bare", "finish"]
 END_S = 5.0
 STACKS_S = 3.0
 """Between SIGABRT, at which a hanging child writes the stacks of its threads, and SIGKILL."""
 
 STACKS_CHARS = 12_000
-
-
-class Subject(Protocol):
-    """What one process measures; everything it returns is picklable.
-
-    It may have two methods more, both of which return milliseconds: ``settle`` runs untimed steps
-    after ``prepare``, alone on the device; ``bare`` is a turn without measuring its steps one by
-    one, the mean step of which it returns.
-    """
-
-    def build(self) -> Facts:
-        """Make what is measured; others may be using the device meanwhile."""
-
-    def prepare(self) -> Facts:
-        """Compile and warm up, up to the end of the first step; nobody else uses the device."""
-
-    def turn(self) -> list[float]:
-        """Run some steps; the milliseconds of each."""
-
-    def finish(self) -> Facts:
-        """What is known at the end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """How a subject ended before its time. ``during`` is the order that it did not carry out."""
-
-    type: str
-    message: str
-    during: Order
-    trace: str = ""
+GRACE_S = 10.0
+"""For what an interrupted bench may still learn: long enough for a turn to end."""
 
 
 class Child:
@@ -79,15 +42,16 @@ class Child:
         self.facts: Facts = {}
         self.failure: Failure | None = None
         self.prepared_s = 0.0
-        self._started_at = 0.0
         self.limit_s = limit_s
+        self._started_at = 0.0
+        self._reading = False
         context = multiprocessing.get_context("spawn")
         self._pipe, self._theirs = context.Pipe()
         handle, stacks = tempfile.mkstemp(prefix="dflash-bench-", suffix=".stacks")
         os.close(handle)
         self._stacks = Path(stacks)
         self._process = context.Process(
-            target=_serve,
+            target=serve,
             args=(self._theirs, make),
             kwargs={"stacks": self._stacks, "parent": os.getpid()},
             name=name,
@@ -124,39 +88,52 @@ class Child:
 
     def prepare(self) -> None:
         """Wait until the subject is built, and then until it has made its first step."""
-        built = self._receive("build")
-        if built is None:
-            return
-        self.facts |= built[1]
+        built_at = self._receive("build")[0]
         asked_at = time.time()
-        prepared = self._ask("prepare")
-        if prepared is not None:
-            self.facts |= prepared[1]
-            self.prepared_s = built[0] - self._started_at + prepared[0] - asked_at
+        prepared_at = self._ask("prepare")[0]
+        if self.failure is None:
+            self.prepared_s = built_at - self._started_at + prepared_at - asked_at
 
     def settle(self) -> None:
         """Let the subject run the steps that it leaves untimed."""
-        answer = self._ask("settle")
-        if answer is not None and answer[1] is not None:
-            self.facts.setdefault("first_steps_ms", []).extend(answer[1])
+        self._ask("settle")
 
     def bare(self) -> float | None:
         """Milliseconds of a step that is measured as little as can be; None if it has no such."""
-        answer = self._ask("bare")
-        return None if answer is None else answer[1]
+        found: float | None = self._ask("bare")[1]
+        return found
 
     def turn(self) -> None:
         """Let the subject run some steps."""
-        answer = self._ask("turn")
-        if answer is not None:
-            self.turns.append(answer[1])
+        self._ask("turn")
 
     def finish(self) -> None:
         """Ask for what is known at the end, and end the process."""
-        answer = self._ask("finish")
-        if answer is not None:
-            self.facts |= answer[1]
+        self._ask("finish")
         self.close()
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether it is there, and past its first step."""
+        whole = not (self._pipe.closed or self._reading)
+        return whole and self.failure is None and self.prepared_s > 0
+
+    def ask_so_far(self) -> None:
+        """Ask for what is known by now, behind whatever it is doing; nobody waits."""
+        with suppress(OSError):
+            self._pipe.send("so_far")
+
+    def take_so_far(self, *, until: float) -> None:
+        """Take the answer to that, and before it to what it was doing; give up at *until*."""
+        answered = ""
+        while answered != "so_far":
+            try:
+                if not self._pipe.poll(max(0.0, until - time.monotonic())):
+                    return
+                _, answered, answer = self._pipe.recv()
+            except (EOFError, OSError):
+                return
+            self._keep(answered, answer)
 
     def close(self, *, at_once: bool = False) -> None:
         """End the process, whatever it does."""
@@ -170,7 +147,7 @@ class Child:
                 self._process.join()
         self._stacks.unlink(missing_ok=True)
 
-    def _ask(self, order: Order) -> tuple[float, Any] | None:
+    def _ask(self, order: Order) -> tuple[float, Any]:
         self._send(order)
         return self._receive(order)
 
@@ -179,25 +156,36 @@ class Child:
             with suppress(OSError):  # it has died, as receiving will show
                 self._pipe.send(order)
 
-    def _receive(self, order: Order) -> tuple[float, Any] | None:
-        """When the answer was given, and the answer; None once there is a failure."""
+    def _receive(self, order: Order) -> tuple[float, Any]:
+        """When the answer was given, and the answer; nought and None once there is a failure."""
         if self.failure is not None:
-            return None
+            return 0.0, None
         try:
             if not self._pipe.poll(self.limit_s):
                 message = f"no answer within {self.limit_s:g} s"
                 self.failure = Failure("Hang", message, order, self._last_stacks())
-                return None
-            answer: tuple[float, Any] = self._pipe.recv()
+                return 0.0, None
+            self._reading = True  # an interrupt in the middle leaves half an answer in the pipe
+            answered_at, _, answer = self._pipe.recv()
+            self._reading = False
         except (EOFError, OSError):
             self._process.join(END_S)
             message = _ending(self._process.exitcode)
             self.failure = Failure("ProcessDied", message, order, self._last_stacks())
-            return None
-        if isinstance(answer[1], Failure):
-            self.failure = answer[1]
-            return None
-        return answer
+            return 0.0, None
+        self._keep(order, answer)
+        return (0.0, None) if self.failure is not None else (answered_at, answer)
+
+    def _keep(self, order: str, answer: Any) -> None:  # noqa: ANN401 - as the order
+        if isinstance(answer, Failure):
+            self.failure = answer
+            self.facts |= answer.known
+        elif order == "turn":
+            self.turns.append(answer)
+        elif order == "settle":
+            self.facts.setdefault("first_steps_ms", []).extend(answer or [])
+        elif order != "bare":
+            self.facts |= answer
 
     def _last_stacks(self) -> str:
         """End the process, if it has not ended; the stacks that it leaves."""
@@ -238,6 +226,19 @@ def take_turns(
     raise AssertionError
 
 
+def keep_what_is_known(children: Iterable[Child]) -> None:
+    """Let children that were interrupted end what they are doing, and tell what they know.
+
+    Takes ``GRACE_S`` at most.
+    """
+    until = time.monotonic() + GRACE_S
+    asked = [child for child in children if child.can_tell]
+    for child in asked:
+        child.ask_so_far()
+    for child in asked:
+        child.take_so_far(until=until)
+
+
 def state_of(child: Child) -> str:
     """What has become of *child*, in a few words."""
     if child.failure is not None:
@@ -253,33 +254,3 @@ def _ending(exit_code: int | None) -> str:
     if exit_code < 0:
         return f"killed by {signal.Signals(-exit_code).name}"
     return f"exit code {exit_code}"
-
-
-def _serve(pipe: Connection, make: Callable[[], Subject], *, stacks: Path, parent: int) -> None:
-    """Carry out orders until the pipe closes; runs in the child."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    stay_with(parent)
-    os.dup2(2, 1)  # results on stdout are the parent's to print
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    faulthandler.enable(stacks.open("w"), all_threads=True)
-    subject: Subject | None = None
-    while True:
-        try:
-            order: Order = pipe.recv()
-        except EOFError:
-            sys.stderr.flush()
-            os._exit(0)  # an orderly end with compilers, graphs and pools takes seconds
-        try:
-            subject = subject or make()
-            answer = getattr(subject, order, _nothing)()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is a row of the table
-            message = next(iter(str(error).splitlines()), "")
-            trace = "".join(traceback.format_exception(error))
-            answer = Failure(type(error).__name__, message, order, trace)
-        pipe.send((time.time(), answer))
-        if isinstance(answer, Failure):
-            return
-
-
-def _nothing() -> None:
-    """What a subject answers to an order that it need not know."""

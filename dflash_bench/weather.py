@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from dflash.measurement import Spoiled, Weather
 
@@ -20,8 +20,11 @@ SLOWDOWNS = {
     0x80: "power brake",
 }
 POWER_CAP = 0x04
-FEW, SOME = 0.01, 0.05
-"""Shares of the samples from which a slowdown, and a power cap, are told."""
+"""No slowdown: a GPU at full work runs at the clocks that its power limit allows."""
+
+What = Literal["throttled", "clocks", "other processes", "temperature"]
+FEW = 0.01
+"""Share of the samples from which a slowdown is told."""
 
 CLOCKS_MOVE = 0.05
 NEAR_SLOWDOWN_C = 3
@@ -56,7 +59,7 @@ class Watch:
         self._on = threading.Event()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._read_on, name="weather", daemon=True)
-        self._handles: list[Any] = []
+        self._handles: dict[str, Any] = {}
         self._nvml: Any = None
         gpus = [name for name in devices if name.startswith("cuda")]
         if not gpus:
@@ -86,12 +89,11 @@ class Watch:
         finally:
             self._on.clear()
 
-    def free_gib(self) -> float | None:
-        """Free memory of the GPU that has least; None without a GPU."""
-        if not self._handles:
+    def free_gib(self, device: str) -> float | None:
+        """Free memory of a GPU that is watched; None of what is none, or where NVML is not."""
+        if device not in self._handles:
             return None
-        infos = [self._nvml.nvmlDeviceGetMemoryInfo(handle) for handle in self._handles]
-        return float(min(info.free for info in infos)) / GIB
+        return float(self._nvml.nvmlDeviceGetMemoryInfo(self._handles[device]).free) / GIB
 
     def process_gib(self, number: int | None) -> float | None:
         """Highest memory of a process on the GPUs, by its number as NVML counts."""
@@ -101,7 +103,7 @@ class Watch:
     def processes(self) -> dict[int, int]:
         """Bytes by process on all GPUs that are watched."""
         found: dict[int, int] = {}
-        for handle in self._handles:
+        for handle in self._handles.values():
             for one in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle):
                 found[one.pid] = found.get(one.pid, 0) + (one.usedGpuMemory or 0)
         return found
@@ -121,6 +123,7 @@ class Watch:
             sm_mhz_low=clocks[0],
             sm_mhz_high=clocks[-1],
             power_w_median=statistics.median(sample.power_w for sample in self.samples),
+            power_limited_share=share_with(POWER_CAP, self.samples),
             temperature_c_max=max(sample.temperature_c for sample in self.samples),
             spoiled=spoiled,
             unknown_because=self.unknown_because,
@@ -132,18 +135,18 @@ class Watch:
 
             pynvml.nvmlInit()
             self._nvml = pynvml
-            self._handles = [_handle(pynvml, name) for name in dict.fromkeys(gpus)]
-            self.hottest_c = _slowdown_c(pynvml, self._handles[0])
+            self._handles = {name: _handle(pynvml, name) for name in gpus}
+            self.hottest_c = _slowdown_c(pynvml, self._handles[gpus[0]])
         except Exception as error:  # noqa: BLE001 - whatever NVML lacks, a bench goes on
             self.unknown_because = f"NVML does not answer: {error}"
 
     def _look_before(self) -> None:
         """Whether somebody else uses the GPUs before anything of ours does."""
         try:
-            used = [self._nvml.nvmlDeviceGetUtilizationRates(h).gpu / 100 for h in self._handles]
+            rates = map(self._nvml.nvmlDeviceGetUtilizationRates, self._handles.values())
+            self._busy = max(rate.gpu / 100 for rate in rates)
         except self._nvml.NVMLError:
             return
-        self._busy = max(used)
         if self._busy > BUSY:
             self._before = f"a GPU was {self._busy:.0%} busy before anything of this bench ran"
 
@@ -175,7 +178,7 @@ class Watch:
         for number, used in everyone.items():
             if used:  # some drivers know the process and not its memory
                 self.peaks[number] = max(used, self.peaks.get(number, 0))
-        for handle in self._handles:
+        for handle in self._handles.values():
             self.samples.append(
                 Sample(
                     sm_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
@@ -198,20 +201,24 @@ def judge(
     if slowdown_c is not None and hottest > slowdown_c - NEAR_SLOWDOWN_C:
         near = [s for s in samples if s.temperature_c > slowdown_c - NEAR_SLOWDOWN_C]
         text = f"up to {hottest:.0f} degrees C, and a GPU slows down at {slowdown_c:.0f}"
-        found.append(Spoiled(what="temperature", text=text, share=len(near) / len(samples)))
+        found.append(_spoiled("temperature", text, len(near) / len(samples)))
     return found
+
+
+def share_with(reason: int, samples: Sequence[Sample]) -> float:
+    """Share of *samples* in which this lowered clocks."""
+    return sum(bool(sample.reasons & reason) for sample in samples) / len(samples)
+
+
+def _spoiled(what: What, text: str, share: float) -> Spoiled:
+    return Spoiled(what=what, text=f"{text}, in {share:.0%} of the samples", share=share)
 
 
 def _throttled(samples: Sequence[Sample]) -> Iterator[Spoiled]:
     for bits, name in SLOWDOWNS.items():
-        share = sum(bool(sample.reasons & bits) for sample in samples) / len(samples)
+        share = share_with(bits, samples)
         if share >= FEW:
-            text = f"{name} in {share:.0%} of the samples"
-            yield Spoiled(what="throttled", text=text, share=share)
-    share = sum(bool(sample.reasons & POWER_CAP) for sample in samples) / len(samples)
-    if share >= SOME:
-        text = f"at its power limit in {share:.0%} of the samples, which lowers clocks for all rows"
-        yield Spoiled(what="throttled", text=text, share=share)
+            yield _spoiled("throttled", name, share)
 
 
 def _clocks(samples: Sequence[Sample]) -> Iterator[Spoiled]:
@@ -219,8 +226,11 @@ def _clocks(samples: Sequence[Sample]) -> Iterator[Spoiled]:
     low, median, high = (clocks[int(part * (len(clocks) - 1))] for part in (0.1, 0.5, 0.9))
     if median and (high - low) / median > CLOCKS_MOVE:
         outside = [mhz for mhz in clocks if abs(mhz - median) > CLOCKS_MOVE / 2 * median]
-        text = f"SM clock between {low:.0f} and {high:.0f} MHz (10th to 90th percentile)"
-        yield Spoiled(what="clocks", text=text, share=len(outside) / len(clocks))
+        text = (
+            f"10th to 90th percentile {low:,.0f} to {high:,.0f} MHz; more than"
+            f" {CLOCKS_MOVE / 2:.1%} off the median"
+        )
+        yield _spoiled("clocks", text, len(outside) / len(clocks))
 
 
 def _others(samples: Sequence[Sample], own: Collection[int]) -> Iterator[Spoiled]:
@@ -234,9 +244,8 @@ def _others(samples: Sequence[Sample], own: Collection[int]) -> Iterator[Spoiled
     strangers = {number for each in seen for number in each}
     if strangers:
         most = max(sum(each.values()) for each in seen) / GIB
-        text = f"{len(strangers)} other processes on the same GPUs, with up to {most:.1f} GiB"
-        share = sum(bool(each) for each in seen) / len(seen)
-        yield Spoiled(what="other processes", text=text, share=share)
+        text = f"{len(strangers)} on the same GPUs, with up to {most:.1f} GiB"
+        yield _spoiled("other processes", text, sum(bool(each) for each in seen) / len(seen))
 
 
 def _slowdown_c(nvml: Any, handle: Any) -> float | None:  # noqa: ANN401 - the untyped pynvml

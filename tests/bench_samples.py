@@ -197,8 +197,11 @@ def sample() -> Bench:
             sm_mhz_high=1980,
             power_w_median=688.4,
             temperature_c_max=71,
+            power_limited_share=0.37,
             spoiled=[
-                Spoiled(what="throttled", text="power cap at 1,410 MHz in 108 of 900", share=0.12)
+                Spoiled(
+                    what="throttled", text="hardware slowdown, in 12% of the samples", share=0.12
+                )
             ],
         ),
     )

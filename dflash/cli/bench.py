@@ -8,6 +8,7 @@ import typer
 
 from dflash.cli import bench_options as option
 from dflash.cli.bench_reports import BenchReports, exit_code
+from dflash.cli.interrupts import sigterm_is_ctrl_c
 from dflash.cli.options import JsonOut
 from dflash.cli.output import print_json, print_lines, print_table, talk
 
@@ -65,7 +66,8 @@ def bench(  # noqa: PLR0913 - a command's options
     from dflash_bench.expectations import judge
     from dflash_bench.session import run_bench
 
-    found = run_bench(plan, say=talk)
+    with sigterm_is_ctrl_c():
+        found = run_bench(plan, say=talk)
     outcomes = [outcome for each in wanted for outcome in judge(each, found)]
     reports.give(found, outcomes)
     sys.exit(exit_code(found, outcomes))
@@ -94,7 +96,7 @@ def _list(json_out: str | None) -> None:
     cases = all_cases().values()
     shapes = {name: named_shape(name) for name in shape_names()}
     if json_out == "-":
-        names = ("name", "help", "modes", "unit", "needs_gpu")
+        names = ("name", "help", "modes", "unit")
         facts = [{name: getattr(case, name) for name in names} for case in cases]
         print_json({"cases": facts, "shapes": {n: shape.record() for n, shape in shapes.items()}})
         return

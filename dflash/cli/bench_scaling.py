@@ -7,6 +7,7 @@ import typer
 
 from dflash.cli import bench_options as option
 from dflash.cli.bench_reports import BenchReports, exit_code
+from dflash.cli.interrupts import sigterm_is_ctrl_c
 from dflash.cli.options import JsonOut
 from dflash.cli.output import talk
 from dflash.errors import UsageError
@@ -55,7 +56,8 @@ def scaling(  # noqa: PLR0913 - a command's options
     plan = option.bench_plan(given)
     from dflash_bench.scaling import run_scaling
 
-    found = run_scaling(plan, over, swept, say=talk)
+    with sigterm_is_ctrl_c():
+        found = run_scaling(plan, over, swept, say=talk)
     reports.give(found)
     sys.exit(exit_code(found))
 

@@ -22,7 +22,7 @@ def bench_lines(bench: Bench) -> list[str]:
     """Every group of rows as tables, what went wrong with them, curves, and what it ran on."""
     lines = title_lines(headline(bench))
     if not bench.complete:
-        lines += wrapped("??", "incomplete: it was interrupted or out of time")
+        lines += wrapped("??", "incomplete: it was interrupted")
     covered = rows_of_curves(bench)
     for group in groups(bench):
         if any(row.name not in covered for row in group.rows):

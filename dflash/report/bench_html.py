@@ -61,7 +61,7 @@ def bench_html(bench: Bench) -> str:
 
 def _heed(bench: Bench) -> Iterator[tuple[str, str]]:
     if not bench.complete:
-        yield "??", "incomplete: it was interrupted or out of time"
+        yield "??", "incomplete: it was interrupted"
     yield from ((sign, text) for sign, text in conditions(bench) if sign)
 
 

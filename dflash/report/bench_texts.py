@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from dflash.measurement import Bench, Comparison, Row, Scaling, Weather
 from dflash.report.bench_columns import Table, outcome
-from dflash.report.numbers import estimate_text, number, rough, share
+from dflash.report.numbers import estimate_text, number, rough
 
 
 def headline(bench: Bench) -> str:
@@ -100,9 +100,11 @@ def _weather(weather: Weather) -> Iterator[tuple[str, str]]:
         figures.append(f"{weather.power_w_median:,.0f} W")
     if weather.temperature_c_max is not None:
         figures.append(f"at most {weather.temperature_c_max:.0f} C")
+    if weather.power_limited_share is not None:
+        figures.append(f"at its power limit {weather.power_limited_share:.0%} of the time")
     if figures:
         yield "", f"GPU while steps were timed: {', '.join(figures)}; {weather.samples} samples"
     for each in weather.spoiled:
-        yield "??", f"{each.what}: {each.text} ({share(each.share)} of the samples)"
+        yield "??", f"{each.what}: {each.text}"
     if weather.unknown_because:
         yield "", f"not watched: {weather.unknown_because}"

@@ -12,9 +12,15 @@ from typing import Literal, TypedDict
 from dflash.config.sections import Matmul
 from dflash.measurement import Graphs, Memory
 from dflash_bench.shapes import BenchShape
-from dflash_bench.turns import Subject
+from dflash_bench.subjects import Subject
 
 Lengths = Literal["fixed", "variable"]
+
+LEAD_IN_STEPS = 2
+"""Untimed at the start of a turn: caches and clocks are those of whoever had the turn before."""
+
+TOLD_STEPS = 4096
+"""Timed steps of which it is told beforehand what each is worth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +53,7 @@ class Setting:
 
 
 class Found(TypedDict, total=False):
-    """What a subject's ``build``, ``prepare`` and ``finish`` answer, taken together.
+    """What a subject's ``build``, ``prepare``, ``so_far`` and ``finish`` answer, taken together.
 
     Attributes:
         build_s, warm_up_s, compile_s, capture_s: seconds, as in ``dflash.measurement.StartUp``.
@@ -78,6 +84,21 @@ def always(_setting: Setting) -> str:
     return ""
 
 
+def drafters_devices(setting: Setting) -> tuple[str, ...]:
+    """Where the drafters are."""
+    return setting.devices
+
+
+def first_device(setting: Setting) -> tuple[str, ...]:
+    """Where the first drafter is."""
+    return setting.devices[:1]
+
+
+def target_device(setting: Setting) -> tuple[str, ...]:
+    """Where the target is."""
+    return (setting.target_device,)
+
+
 def unknown(_setting: Setting) -> None:
     """Return None: not known."""
 
@@ -92,11 +113,10 @@ class Case:
         make: builds the subject in its process; a module's function, since it is pickled.
         modes: which it has, the default baseline first.
         unit: what it counts per second.
-        per_step: what one timed step is.
-        needs_gpu: whether it says nothing on a CPU.
+        devices: which it uses; the first is the one that is timed.
         why_not: why a setting cannot be measured, "" if it can; asks no GPU.
         flop: floating-point operations of one step that a model's share of a matrix product counts.
-        planned_gib: predicted peak per process on its device, None where there is no plan.
+        planned_gib: predicted peak of a process on the timed device, None where there is no plan.
     """
 
     name: str
@@ -104,8 +124,7 @@ class Case:
     make: Callable[[Setting], Subject]
     modes: tuple[str, ...]
     unit: str = "token"
-    per_step: str = "step"
-    needs_gpu: bool = False
+    devices: Callable[[Setting], tuple[str, ...]] = drafters_devices
     why_not: Callable[[Setting], str] = always
     flop: Callable[[Setting], float | None] = unknown
     planned_gib: Callable[[Setting], float | None] = unknown

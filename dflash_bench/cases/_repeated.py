@@ -9,17 +9,10 @@ from typing import Any
 import torch
 
 from dflash.execution import capture_watch
-from dflash_bench.cases._case import Found, Setting
+from dflash_bench.cases._case import LEAD_IN_STEPS, TOLD_STEPS, Found, Setting
 from dflash_bench.compile_clock import CompileClock
 from dflash_bench.counters import Counters
 from dflash_bench.timing import time_steps
-
-LEAD_IN_STEPS = 2
-"""Untimed at the start of a turn: caches and clocks are those of whoever had the turn before."""
-
-
-TOLD_STEPS = 4096
-"""Timed steps of which it is told beforehand what each is worth."""
 
 Run = Callable[[int], object]
 
@@ -94,9 +87,11 @@ class Repeated:
         self._counters.read(self._number)
         return [time_ms / self.work.calls for time_ms in times[LEAD_IN_STEPS:]]
 
+    def so_far(self) -> Found:
+        return {"memory": self._counters.memory(), "graphs": self._counters.graphs()}
+
     def finish(self) -> dict[str, Any]:
-        found: Found = {"memory": self._counters.memory(), "graphs": self._counters.graphs()}
-        return {**found, **self.work.finish()}
+        return {**self.so_far(), **self.work.finish()}
 
     def _timed_numbers(self) -> Iterator[int]:
         """The numbers of the first timed steps: 0 is the first of all, and turns have a lead-in."""

@@ -21,7 +21,7 @@ from dflash.target.model import Target
 from dflash.train.evaluation import summarise
 from dflash.train.pair import heldout_of, load_pair
 from dflash.train.stored import drafter_of
-from dflash_bench.cases._case import Case, Found, Setting
+from dflash_bench.cases._case import Case, Found, Setting, target_device
 from dflash_bench.counters import Counters
 from dflash_bench.planned import decode_gib, dtype_on
 from dflash_bench.random_target import random_target
@@ -124,13 +124,12 @@ class Decoding:
         self._counters.read(self._next)
         return times
 
+    def so_far(self) -> Found:
+        return {"memory": self._counters.memory(), "graphs": self._counters.graphs()}
+
     def finish(self) -> dict[str, Any]:
-        found: Found = {
-            "memory": self._counters.memory(),
-            "graphs": self._counters.graphs(),
-            "more": self._figures() if self._decoded else {"weights": self.models.weights},
-        }
-        return dict(found)
+        more = self._figures() if self._decoded else {"weights": self.models.weights}
+        return {**self.so_far(), "more": more}
 
     def _figures(self) -> dict[str, object]:
         every = summarise(self._decoded, [], block_size=self.models.drafter.shape.block_size)
@@ -182,7 +181,7 @@ CASE = Case(
     help="decoding with a drafter and without: tau and tokens a second",
     make=Decoding,
     modes=("plain", "eager", "captured"),
-    per_step="token, by the mean of an answer",
+    devices=target_device,
     why_not=why_not,
     planned_gib=planned_gib,
 )

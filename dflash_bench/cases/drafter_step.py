@@ -12,16 +12,13 @@ import torch
 
 from dflash.errors import ConfigError
 from dflash.execution import CAPTURING, SEALABLE, Mode, capture_watch, choose_mode
-from dflash_bench.cases._case import Case, Found, Setting
+from dflash_bench.cases._case import LEAD_IN_STEPS, TOLD_STEPS, Case, Found, Setting
 from dflash_bench.compile_clock import CompileClock
 from dflash_bench.counters import Counters
 from dflash_bench.drafters import PADDED, Drafters, is_naive, lengths_of
 from dflash_bench.flop import step_flop
 from dflash_bench.kernels import profile_steps
 from dflash_bench.planned import drafter_step_gib
-
-LEAD_IN_STEPS = 2
-"""Untimed at the start of a turn: caches and clocks are those of whoever had the turn before."""
 
 SETTLING_STEPS = 8
 """Untimed before the first turn, the very first included; a capturing mode launches, captures and
@@ -32,8 +29,6 @@ SETTLING_ROUNDS = 3
 
 METRIC_STEPS = 5
 PROFILED_STEPS = 3
-TOLD_STEPS = 4096
-"""Timed steps of which it is told beforehand what each is worth."""
 
 
 class DrafterStep:
@@ -48,6 +43,7 @@ class DrafterStep:
         self.settling = SETTLING_STEPS if setting.lengths == "fixed" else SETTLING_ROUNDS * num
         self.turn_steps = -(-setting.turn_steps // num) * num
         """Every length as often as any other."""
+        self.loss: float | None = None
 
     def build(self) -> dict[str, Any]:
         """Make weights and inputs."""
@@ -90,19 +86,22 @@ class DrafterStep:
         """Time as many steps by the clock before the first and after the last."""
         return self.drafters.steps(self.turn_steps, lead_in=LEAD_IN_STEPS, bare=True)[0]
 
-    def finish(self) -> dict[str, Any]:
-        """Read every counter, and only then do what would change them."""
+    def so_far(self) -> Found:
+        """Read every counter."""
         found: Found = {
             "memory": self.counters.memory(),
             "graphs": self.counters.graphs(),
             "compile_s": self.compiling.seconds,
             "capture_s": self.capturing.seconds,
             "loss_steps": self.settling,
-            "more": {},
         }
         if self.loss is not None:
             found["loss"] = self.loss
-        more = found["more"]
+        return found
+
+    def finish(self) -> dict[str, Any]:
+        """Read every counter, and only then do what would change them."""
+        found, more = self.so_far(), dict[str, object]()
         if not is_naive(self.setting) and self.setting.mode in SEALABLE:
             times_ms = self.drafters.steps(METRIC_STEPS, lead_in=LEAD_IN_STEPS, part="metric")
             more["metric ms"] = statistics.median(times_ms)
@@ -117,7 +116,7 @@ class DrafterStep:
                 "gaps_ms": seen.gaps_ms,
                 "text": seen.text(),
             }
-        return dict(found)
+        return {**found, "more": more}
 
     @property
     def _made(self) -> int:
@@ -154,7 +153,6 @@ CASE = Case(
     help="one optimizer step of the drafter on given features",
     make=DrafterStep,
     modes=get_args(Mode),
-    per_step="optimizer step",
     why_not=why_not,
     flop=flop,
     planned_gib=drafter_step_gib,

@@ -13,7 +13,7 @@ from torch import Tensor
 from dflash.drafter.head import head_for
 from dflash.drafter.objective import ObjectiveSettings, block_objective, chunk_loss, slot_weights
 from dflash.train.memory import GIB
-from dflash_bench.cases._case import Case, Found, Setting
+from dflash_bench.cases._case import Case, Found, Setting, first_device
 from dflash_bench.cases._repeated import Repeated, Run, Work
 from dflash_bench.flop import step_flop
 from dflash_bench.planned import dtype_on
@@ -144,6 +144,7 @@ CASE = Case(
     name="objective",
     help="the loss under the frozen head, forward and backward",
     make=make_subject,
+    devices=first_device,
     modes=("full-logits", "full-compiled", "chunked", "chunked-compiled"),
     unit="slot",
     why_not=why_not,

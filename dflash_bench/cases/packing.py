@@ -81,6 +81,11 @@ def _in_order(lengths: NDArray[np.int64], setting: Setting) -> Callable[[int], i
     )
 
 
+def on_the_host(_setting: Setting) -> tuple[str, ...]:
+    """Where everybody packs."""
+    return ("cpu",)
+
+
 def make_subject(setting: Setting) -> Repeated:
     """Return the subject of one process."""
     return Repeated(setting, make_work)
@@ -92,5 +97,5 @@ CASE = Case(
     make=make_subject,
     modes=("in-order", "best-fit"),
     unit="document",
-    per_step="epoch",
+    devices=on_the_host,
 )

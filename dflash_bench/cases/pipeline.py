@@ -66,6 +66,7 @@ class PipelineSteps:
         self._failure: BaseException | None = None
         self._turns = Taken()
         self._turn_steps = setting.turn_steps
+        self._loss: float | None = None
         self._alone: dict[Kind, Taken] = {"target": Taken(), "drafter": Taken()}
 
     def build(self) -> dict[str, Any]:
@@ -121,25 +122,27 @@ class PipelineSteps:
         self._counters.read(len(self._turns.times_ms))
         return taken.times_ms
 
-    def finish(self) -> dict[str, Any]:
-        self._measure_alone()
-        memory = self._counters.memory()
-        allocated = process_seal().open()
+    def so_far(self) -> Found:
         found: Found = {
             "units": [float(tokens) for tokens in self._turns.tokens],
             "padded": self.setting.lengths == "variable",
-            "memory": memory,
+            "memory": self._counters.memory(),
             "graphs": self._counters.graphs(),
             "loss_steps": LOSS_STEPS,
-            "more": both_sides(self.setting, self.built, pipeline=self._turns, alone=self._alone),
         }
-        found["more"]["details"] |= {"device_allocs": allocated}  # type: ignore[operator]
         if self._loss is not None:
             found["loss"] = self._loss
+        return found
+
+    def finish(self) -> dict[str, Any]:
+        self._measure_alone()
+        found = self.so_far()
+        more = both_sides(self.setting, self.built, pipeline=self._turns, alone=self._alone)
+        more["details"] |= {"device_allocs": process_seal().open()}  # type: ignore[operator]
         self._life.halt()
         self._thread.join()
         self._open.close()
-        return dict(found)
+        return {**found, "more": more}
 
     def _measure_alone(self) -> None:
         for kind, before in self._alone.items():
@@ -206,11 +209,17 @@ def why_not(setting: Setting) -> str:
     return ""
 
 
+def devices(setting: Setting) -> tuple[str, ...]:
+    """The drafter's, whose steps are timed, and the target's."""
+    return *setting.devices, setting.target_device
+
+
 CASE = Case(
     name="pipeline",
     help="target and drafter together on real, packed text, and each alone",
     make=PipelineSteps,
     modes=("eager", "compiled", "reduce-overhead", "warmed", "graphed"),
+    devices=devices,
     why_not=why_not,
     planned_gib=pipeline_gib,
 )

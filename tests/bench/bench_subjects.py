@@ -70,6 +70,17 @@ class Slow(Sound):
         return {}
 
 
+class Long(Sound):
+    """Its turns take longer than whoever asks for them has patience."""
+
+    def turn(self) -> list[float]:
+        time.sleep(1.0)
+        return [3.0]
+
+    def so_far(self) -> dict[str, Any]:
+        return {"told": "so far"}
+
+
 class Timed:
     """Says of its steps what its setting's mode tells it to; knows no clock."""
 
@@ -87,6 +98,8 @@ class Timed:
         return {"build_s": 0.5, "units": self.UNITS}
 
     def prepare(self) -> dict[str, Any]:
+        if self.mode == "early":
+            raise MemoryError
         return {"warm_up_s": 0.25, "first_steps_ms": [1000.0]}
 
     def settle(self) -> list[float]:
@@ -99,17 +112,27 @@ class Timed:
         if self.mode == "crash":
             os.abort()
         if self.mode == "interrupt":
+            self._interrupt()
+        if self.mode == "interrupt twice":
             os.kill(os.getppid(), signal.SIGINT)
-            time.sleep(600)
         step_ms = self.STEP_MS.get(self.mode, 10.0)
         return [step_ms * self.random.uniform(0.999, 1.001) for _ in range(self.num_steps)]
 
     def bare(self) -> float:
         return self.STEP_MS[self.mode] / 1.25
 
+    def so_far(self) -> dict[str, Any]:
+        if self.mode == "interrupt twice":
+            self._interrupt()
+        return {"loss": {"base": 2.0}.get(self.mode, 2.1)}
+
     def finish(self) -> dict[str, Any]:
         self._note("-")
-        return {"loss": {"base": 2.0}.get(self.mode, 2.1), "more": {"pid": os.getpid()}}
+        return {**self.so_far(), "more": {"pid": os.getpid()}}
+
+    def _interrupt(self) -> None:
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(600)
 
     def _note(self, what: str) -> None:
         if self.log is not None:

@@ -197,6 +197,16 @@ def test_another_way_to_measure_is_refused() -> None:
         compared(one, other)
 
 
+def test_drafters_on_one_device_are_not_compared_with_drafters_on_two() -> None:
+    def on(*devices: str) -> Bench:
+        options = {"devices": list(devices)}
+        return bench(timed("eager", 100)).model_copy(update={"options": options})
+
+    assert compared(on("cuda:0", "cuda:0"), on("cuda:1", "cuda:1")).changes
+    with pytest.raises(UsageError, match=r"as \[0, 0\] before and as \[0, 1\] after"):
+        compared(on("cuda:0", "cuda:0"), on("cuda:0", "cuda:1"))
+
+
 def test_another_machine_is_told_and_never_judged_unasked() -> None:
     one = bench(timed("eager", 100))
     other = one.model_copy(update={"device": "Another GPU"})
@@ -221,4 +231,4 @@ def test_versions_options_weather_and_interruptions_are_told() -> None:
     assert "driver: 580.1 before, 590.2 after" in found.differences
     assert "option turn_steps: 25 before, 5 after" in found.differences
     assert "after is incomplete" in found.notes
-    assert "before: power cap at 1,410 MHz in 108 of 900" in found.notes
+    assert "before: throttled: hardware slowdown, in 12% of the samples" in found.notes

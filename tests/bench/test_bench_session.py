@@ -80,29 +80,30 @@ def test_what_measuring_costs_is_a_share_of_a_bare_step(usual: Bench) -> None:
 
 
 def test_modes_that_fail_are_rows_with_their_failure_mode_and_the_rest_goes_on(run: Run) -> None:
-    modes = ("base", "trees", "crash", "quick")
+    modes = ("base", "trees", "crash", "early", "quick")
     found = run(replace(FAKE, modes=modes))
-    base, trees, crash, quick = found.rows
-    assert [row.state for row in found.rows] == ["measured", "failed", "failed", "measured"]
+    base, trees, crash, early, quick = found.rows
+    assert [row.state for row in found.rows] == ["measured", *["failed"] * 3, "measured"]
     assert trees.failed is not None
     assert crash.failed is not None
     assert (trees.failed.type, trees.failed.during) == ("AssertionError", "turn")
     assert trees.failed.slug == "cudagraph-trees"
     assert "SIGABRT" in crash.failed.message
     assert "Fatal Python error: Aborted" in crash.failed.traceback
+    assert [row.loss for row in (trees, crash, early)] == [2.1, None, 2.1]
+    assert early.start_up is not None
+    assert (early.start_up.build_s, early.start_up.first_step_s) == (0.5, None)
     assert [one.row for one in found.comparisons] == [quick.name]
     assert base.name == "fake tiny fixed base"
     assert found.complete
 
 
-def test_an_interrupt_keeps_what_was_measured_and_leaves_no_child(run: Run, tmp_path: Path) -> None:
-    case = replace(
-        FAKE,
-        modes=("base", "interrupt", "quick"),
-        make=partial(Timed, log=tmp_path / "log"),
-    )
+def test_an_interrupt_keeps_what_is_known_and_leaves_no_child(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflash_bench.turns.GRACE_S", 2.0)
     before = signal.getsignal(signal.SIGINT)
-    found = run(case)
+    found = run(replace(FAKE, modes=("base", "interrupt", "quick")))
     assert signal.getsignal(signal.SIGINT) == before
     assert not found.complete
     base, interrupting, quick = found.rows
@@ -110,13 +111,23 @@ def test_an_interrupt_keeps_what_was_measured_and_leaves_no_child(run: Run, tmp_
     assert [len(turn) for turn in base.turns_ms] == [PLAN.turn_steps]
     assert interrupting.state == quick.state == "skipped"
     assert "interrupted" in quick.why
+    assert (base.loss, interrupting.loss, quick.loss) == (2.0, None, 2.1)
+    assert children_of_this_process() == ""
+
+
+def test_a_second_interrupt_ends_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dflash_bench.turns.GRACE_S", 300.0)
+    found = run(replace(FAKE, modes=("base", "interrupt twice")))
+    assert not found.complete
+    assert found.rows[0].state == "measured"
+    assert found.wall_s < 200
     assert children_of_this_process() == ""
 
 
 def test_groups_that_fit_take_turns_with_a_baseline_that_stays_alive(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Watch, "free_gib", lambda _self: 25.0)
+    monkeypatch.setattr(Watch, "free_gib", lambda *_: 25.0)
     case = replace(FAKE, make=partial(Timed, log=tmp_path / "log"), planned_gib=lambda _: 5.0)
     plan = replace(PLAN, min_pairs=4, max_time_s=0.001)
     found = run(case, plan)
@@ -133,7 +144,7 @@ def test_groups_that_fit_take_turns_with_a_baseline_that_stays_alive(
 def test_what_cannot_fit_is_skipped_with_its_numbers(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Watch, "free_gib", lambda _self: 25.0)
+    monkeypatch.setattr(Watch, "free_gib", lambda *_: 25.0)
     sizes = {"base": 30.0, "same": 5.0, "quick": 5.0}
     found = run(replace(FAKE, planned_gib=lambda setting: sizes[setting.mode]))
     assert [row.state for row in found.rows] == ["skipped", "measured", "measured"]
@@ -148,12 +159,6 @@ def test_what_speaks_against_a_mode_is_why_it_is_skipped(run: Run) -> None:
     found = run(replace(FAKE, why_not=why_not))
     assert [row.state for row in found.rows] == ["measured", "skipped", "measured"]
     assert found.rows[1].why == "not on a Sunday"
-
-
-def test_a_case_that_needs_a_gpu_is_skipped_on_a_cpu(run: Run) -> None:
-    found = run(replace(FAKE, needs_gpu=True), replace(PLAN, devices=("cpu",)))
-    assert {row.state for row in found.rows} == {"skipped"}
-    assert "needs a GPU" in found.rows[0].why
 
 
 def test_only_the_modes_that_were_asked_for_are_rows(run: Run) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from dflash_bench.slugs import slug_of
-from dflash_bench.turns import Failure
+from dflash_bench.subjects import Failure
 
 TREES = (
     'File "torch/_inductor/cudagraph_trees.py", line 294, in get_obj\n    assert x\nAssertionError'

@@ -1,14 +1,25 @@
 """Subjects take turns in processes of their own, and one that dies takes no other with it."""
 
 import os
+import signal
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
-from bench_subjects import Crashing, Hanging, Leaving, Printing, Raising, Slow, Sound, Unbuilt
+from bench_subjects import (
+    Crashing,
+    Hanging,
+    Leaving,
+    Long,
+    Printing,
+    Raising,
+    Slow,
+    Sound,
+    Unbuilt,
+)
 
-from dflash_bench.turns import Child, make_ready, take_turns
+from dflash_bench.turns import Child, keep_what_is_known, make_ready, take_turns
 
 
 def run(subjects: dict[str, type[Sound]], log: Path, *, num_turns: int = 2) -> list[Child]:
@@ -65,6 +76,38 @@ def test_a_subject_that_hangs_is_ended(tmp_path: Path) -> None:
         assert "bench_subjects.py" in child.failure.trace  # where every thread was
         child.finish()
     assert not child.alive
+
+
+def test_a_turn_that_is_interrupted_is_still_taken_and_what_is_known_with_it(
+    tmp_path: Path,
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    with Child("long", partial(Long, "long", tmp_path / "log"), limit_s=20.0) as child:
+        child.start()
+        child.prepare()
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            child.turn()
+        signal.signal(signal.SIGALRM, before)
+        assert child.turns == []
+        keep_what_is_known([child])
+    assert child.turns == [[3.0]]
+    assert child.facts["told"] == "so far"
+    assert child.failure is None
+
+
+def test_a_child_outlives_the_signals_of_its_group(tmp_path: Path) -> None:
+    with Child("sound", partial(Sound, "sound", tmp_path / "log"), limit_s=20.0) as child:
+        child.start()
+        child.prepare()
+        assert child.pid is not None
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            os.kill(child.pid, signum)
+        child.turn()
+        assert child.turns == [[1.0, 2.0]]
 
 
 def test_what_a_subject_prints_stays_out_of_the_results(

@@ -25,11 +25,12 @@ def test_a_slowdown_of_the_hardware_is_told_with_its_share() -> None:
     assert spoiled([FINE] * 999 + [hot]) == {}
 
 
-def test_the_power_limit_is_told_in_words_of_its_own() -> None:
-    capped = replace(FINE, reasons=0x04)
-    told = judge([FINE, capped], own=(7,), slowdown_c=87)
-    assert [one.what for one in told] == ["throttled"]
-    assert "power limit in 50% of the samples" in told[0].text
+def test_the_power_limit_is_a_figure_and_spoils_nothing() -> None:
+    watch = Watch(["cpu"])
+    watch.samples = [FINE, replace(FINE, reasons=0x04)]
+    found = watch.weather({7})
+    assert found.power_limited_share == 0.5
+    assert [one.what for one in found.spoiled if one.what != "other processes"] == []
 
 
 def test_clocks_that_move_are_told() -> None:
@@ -57,7 +58,7 @@ def test_without_a_gpu_the_weather_says_why_it_is_not_known(
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     with Watch(["cpu"]) as watch, watch.watching():
         pass
-    assert watch.free_gib() is None
+    assert watch.free_gib("cpu") is None
     assert watch.process_gib(1) is None
     found = watch.weather(set())
     assert (found.samples, found.spoiled) == (0, [])

@@ -58,8 +58,8 @@ def test_lines_say_on_what_and_how_it_was_measured() -> None:
         "bf16 matrix product in the same run: 705.0 TFLOP/s",
         "measuring costs 0.31% of a step",
         "verdicts at 1.0%, 8 pairs of turns",
-        "1,755 MHz (1,410 to 1,980), 688 W, at most 71 C; 900 samples",
-        "?? throttled: power cap at 1,410 MHz in 108 of 900 (12.0% of the samples)",
+        "1,755 MHz (1,410 to 1,980), 688 W, at most 71 C, at its power limit 37% of the time; 900",
+        "?? throttled: hardware slowdown, in 12% of the samples",
         "variable eager: step time 1.040 ±0.1% of drafter-step made-up-3072 fixed eager, slower",
     ):
         assert told in text

@@ -88,7 +88,7 @@ def test_what_programs_say_is_escaped() -> None:
 def test_the_page_names_what_to_heed_what_failed_and_how_to_repeat_it() -> None:
     said = " ".join(" ".join(Page(bench_html(sample())).texts).split())
     for told in (
-        "throttled: power cap at 1,410 MHz",
+        "throttled: hardware slowdown",
         "failed: cudagraph-trees",
         "dflash explain cudagraph-trees",
         "skipped: the memory plan says 151.0 GiB",

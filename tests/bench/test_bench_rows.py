@@ -1,0 +1,73 @@
+"""What a row says of a process: also of one that failed, and by the devices that the case uses."""
+
+import pytest
+import torch
+from bench_cases import setting
+
+from dflash.measurement import Memory
+from dflash_bench.cases import all_cases
+from dflash_bench.counters import Counters
+from dflash_bench.rows import Beside, row_of
+from dflash_bench.subjects import Failure
+from dflash_bench.turns import Child
+
+APART = setting("graphed", devices=("cuda:0", "cuda:1"), target_device="cuda:2")
+
+
+def child(**facts: object) -> Child:
+    """One that was never started, and that knows *facts*."""
+    made = Child("made up", dict, limit_s=1.0)  # type: ignore[arg-type]
+    made.facts |= facts
+    made.close()
+    return made
+
+
+def test_a_mode_that_failed_keeps_what_it_could_still_tell() -> None:
+    failed = child(memory=Memory(peak_allocated_gib=3.0), process_gib=5.0, build_s=2.0)
+    failed.failure = Failure("OutOfMemoryError", "", "prepare")
+    row = row_of(all_cases()["drafter-step"], APART, failed, beside=Beside())
+    assert row.state == "failed"
+    assert row.memory is not None
+    assert (row.memory.peak_allocated_gib, row.memory.process_gib) == (3.0, 5.0)
+    assert row.memory.planned_gib is not None
+    assert row.start_up is not None
+    assert (row.start_up.build_s, row.start_up.first_step_s) == (2.0, None)
+
+
+@pytest.mark.parametrize(("watched", "told"), [(6.0, 6.0), (4.0, 5.0), (None, 5.0)])
+def test_the_most_that_a_process_held_is_told(watched: float | None, told: float) -> None:
+    beside = Beside(process_gib=watched)
+    row = row_of(all_cases()["drafter-step"], APART, child(process_gib=5.0), beside=beside)
+    assert row.memory is not None
+    assert row.memory.process_gib == told
+
+
+def test_what_is_counted_after_the_first_step_is_unknown_before_it() -> None:
+    counters = Counters(torch.device("cpu"))
+    before = counters.graphs()
+    counters.begin()
+    after = counters.graphs()
+    assert (before.recompiles, before.captured_late) == (None, None)
+    assert (after.recompiles, after.captured_late) == (0, 0)
+
+
+def test_every_case_says_where_its_steps_are_timed() -> None:
+    found = {name: case.devices(APART) for name, case in all_cases().items()}
+    assert found == {
+        "drafter-step": ("cuda:0", "cuda:1"),
+        "target-forward": ("cuda:2",),
+        "pipeline": ("cuda:0", "cuda:1", "cuda:2"),
+        "decode": ("cuda:2",),
+        "mask": ("cuda:0",),
+        "objective": ("cuda:0",),
+        "packing": ("cpu",),
+    }
+
+
+@pytest.mark.parametrize(("case", "num_devices"), [("drafter-step", 2), ("target-forward", 1)])
+def test_the_share_of_the_products_rate_is_of_as_many_devices(case: str, num_devices: int) -> None:
+    timed = child()
+    timed.turns.append([1.0, 1.0])
+    row = row_of(all_cases()[case], APART, timed, beside=Beside(matrix_tflops=100.0))
+    assert row.model_tflops is not None
+    assert row.matrix_share == pytest.approx(row.model_tflops / num_devices / 100.0)

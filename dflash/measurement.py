@@ -196,8 +196,8 @@ class Bench(_Facts):
     shapes: dict[str, dict[str, Any]] = Field(default={}, description="every shape by its name")
     options: dict[str, Any] = {}
     matrix_tflops: float | None = Field(default=None, description="bf16 product of the same run")
-    overhead_share: float | None = Field(
-        default=None, description="of a step's time, what measuring it costs"
+    overhead_share: Estimate | None = Field(
+        default=None, description="of a step's time, what measuring it costs; 99 % interval"
     )
     rows: list[Row] = []
     comparisons: list[Comparison] = []

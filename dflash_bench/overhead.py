@@ -1,35 +1,47 @@
 """What measuring costs: the same steps timed one by one and watched, and timed as a whole."""
 
-import math
 import statistics
+import time
+from collections.abc import Callable
 
+from dflash.measurement import Estimate
+from dflash_bench.statistics import LOOKS, compare_turns, is_enough
 from dflash_bench.turns import Child
 from dflash_bench.weather import Watch
 
-PAIRS = 6
-T_QUANTILE = 2.571
-"""Student's, of 5 degrees of freedom, for a 95 % interval of the mean of ``PAIRS``."""
+PRECISION = 0.01
+"""Relative to a step; pairs are taken until the interval is half as wide to either side."""
 
-LARGEST_ERROR = 0.02
-"""Of a step; where turns differ more by themselves, nothing can be said of what measuring adds."""
+MAX_PAIRS = 24
+LONGEST_S = 20.0
+"""After which there are no more pairs than an interval takes."""
 
 
-def overhead_share(child: Child, watch: Watch) -> float | None:
-    """Return by how much measured steps take longer than bare ones; noise may make it negative.
+def overhead_share(child: Child, watch: Watch, *, say: Callable[[str], None]) -> Estimate | None:
+    """Return by what share measured steps take longer than bare ones, with a 99 % interval.
 
-    None where the child has no bare turns or fails, or where noise hides the answer.
+    None where the child has no bare turns or fails.
     """
-    logs = []
-    for number in range(PAIRS):
-        bare_ms: float | None = None
-        for measured in (True, False) if number % 2 else (False, True):
-            if measured:
+    if child.bare() is None:
+        return None
+    say("what measuring costs: turns with it and without")
+    measured: list[list[float]] = []
+    bare: list[list[float]] = []
+    ends_at = time.monotonic() + LONGEST_S
+    while True:
+        for watched in (True, False) if len(measured) % 2 else (False, True):
+            if watched:
                 with watch.watching():
                     child.turn()
             else:
                 bare_ms = child.bare()
         if bare_ms is None or child.failure is not None:
             return None
-        logs.append(math.log(statistics.fmean(child.turns[-1]) / bare_ms))
-    error = T_QUANTILE * statistics.stdev(logs) / math.sqrt(PAIRS)
-    return None if error > LARGEST_ERROR else math.expm1(statistics.fmean(logs))
+        bare.append([bare_ms])
+        measured.append([statistics.fmean(child.turns[-1])])
+        if len(measured) not in LOOKS:
+            continue
+        ratio, _ = compare_turns(measured, bare, precision=PRECISION)
+        late = len(measured) >= MAX_PAIRS or time.monotonic() > ends_at
+        if late or is_enough(ratio, precision=PRECISION):
+            return Estimate(value=ratio.value - 1, low=ratio.low - 1, high=ratio.high - 1)

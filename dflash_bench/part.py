@@ -9,7 +9,7 @@ from functools import partial
 from dflash.measurement import Comparison, Estimate, Row, Verdict
 from dflash_bench.cases._case import Case, Setting
 from dflash_bench.grouping import CONTEXT_GIB, Grouping, group_modes
-from dflash_bench.overhead import PAIRS, overhead_share
+from dflash_bench.overhead import overhead_share
 from dflash_bench.own_process import Numbered
 from dflash_bench.rows import Beside, row_of, skipped_row
 from dflash_bench.statistics import LOOKS, MIN_PAIRS, compare_turns, is_enough, rate
@@ -64,7 +64,7 @@ class Part:
     say: Callable[[str], None]
     reasons: dict[str, str] = field(default_factory=dict)
     finds_overhead: bool = False
-    overhead_share: float | None = None
+    overhead_share: Estimate | None = None
     _finished: set[str] = field(default_factory=set)
     _children: dict[str, Child] = field(default_factory=dict)
     _pairings: dict[str, _Pairing] = field(default_factory=dict)
@@ -248,8 +248,7 @@ class Part:
     def _measure_overhead(self, children: list[Child]) -> None:
         alive = [child for child in children if child.failure is None and child.turns]
         if alive and next(iter(self.settings.values())).lengths == "fixed":
-            self.say(f"what measuring costs: {PAIRS} pairs of turns")
-            self.overhead_share = overhead_share(alive[0], self.watch)
+            self.overhead_share = overhead_share(alive[0], self.watch, say=self.say)
 
     def _finish(self, names: list[str]) -> None:
         for name in names:

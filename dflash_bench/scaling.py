@@ -67,10 +67,7 @@ def joined(one: Bench, other: Bench) -> Bench:
             "rows": [*one.rows, *other.rows],
             "comparisons": [*one.comparisons, *other.comparisons],
             "weather": _joined_weather(one.weather, other.weather),
-            "overhead_share": max(
-                (b.overhead_share for b in (one, other) if b.overhead_share is not None),
-                default=None,
-            ),
+            "overhead_share": one.overhead_share or other.overhead_share,
         }
     )
 

@@ -186,7 +186,7 @@ def sample() -> Bench:
         shapes={SHAPE: {"token_budget": 3072, "num_anchors": 512, "num_documents": 1}},
         options={"precision": 0.01, "turn_steps": 25},
         matrix_tflops=705.0,
-        overhead_share=0.0031,
+        overhead_share=Estimate(value=0.0031, low=-0.0012, high=0.0074),
         rows=[*rows, *more_rows],
         comparisons=comparisons,
         scaling=[scaling],

@@ -76,7 +76,9 @@ def conditions(bench: Bench) -> Iterator[tuple[str, str]]:
     if bench.matrix_tflops is not None:
         yield "", f"bf16 matrix product in the same run: {number(bench.matrix_tflops)} TFLOP/s"
     if bench.overhead_share is not None:
-        yield "", f"measuring costs {bench.overhead_share:.2%} of a step"
+        costs = bench.overhead_share
+        interval = f"{costs.low:.2%} to {costs.high:.2%}"
+        yield "", f"measuring costs {costs.value:.2%} of a step ({interval})"
     for precision in dict.fromkeys(each.precision for each in bench.comparisons):
         pairs = [each.pairs for each in bench.comparisons if each.precision == precision]
         yield "", f"verdicts at {precision:.1%}, {_range(pairs)} pairs of turns"

@@ -76,7 +76,10 @@ def test_start_up_is_told_apart_and_pays_back(usual: Bench) -> None:
 
 
 def test_what_measuring_costs_is_a_share_of_a_bare_step(usual: Bench) -> None:
-    assert usual.overhead_share == pytest.approx(0.25, abs=0.01)
+    costs = usual.overhead_share
+    assert costs is not None
+    assert costs.value == pytest.approx(0.25, abs=0.01)
+    assert costs.low < costs.value < costs.high
 
 
 def test_modes_that_fail_are_rows_with_their_failure_mode_and_the_rest_goes_on(run: Run) -> None:

@@ -108,4 +108,8 @@ def test_reduce_overhead_with_three_drafters_is_a_failed_row_where_torch_kills_i
         failed = rows["reduce-overhead"].failed
         assert failed is not None
         assert failed.slug == "cudagraph-trees"
+        memory = rows["reduce-overhead"].memory  # told by the process that failed
+        assert memory is not None
+        assert memory.peak_allocated_gib is not None
+        assert memory.device_allocs is None  # it made no first step
         assert code == 1

@@ -17,7 +17,7 @@ def rate_unit(unit: str) -> str:
 
 
 def number(value: float | None, *, digits: int = 4) -> str:
-    """So many digits, or all before the point; ``1.23M`` from a million on."""
+    """So many digits, or all before the point; ``1.23M`` from a million on, ``3e-05`` when tiny."""
     if value is None or not math.isfinite(value):
         return "" if value is None else str(value)
     if not value:
@@ -27,7 +27,8 @@ def number(value: float | None, *, digits: int = 4) -> str:
     if abs(value) >= MILLION:
         return f"{value / MILLION:,.2f}M"
     size = math.floor(math.log10(abs(value)))
-    return f"{value:,.{min(max(0, digits - 1 - size), MOST_DECIMALS)}f}"
+    told = f"{value:,.{min(max(0, digits - 1 - size), MOST_DECIMALS)}f}"
+    return told if told.strip("-0.") else f"{value:.0e}"
 
 
 def estimate_text(estimate: Estimate | None, *, digits: int = 4) -> str:

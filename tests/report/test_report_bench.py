@@ -179,7 +179,7 @@ def test_a_second_baseline_is_told_below_the_table() -> None:
     [
         (None, ""), (0, "0"), (7, "7"), (12345, "12,345"), (133.31, "133.3"), (13.331, "13.33"),
         (0.01524, "0.0152"), (16500.4, "16,500"), (1_234_567.0, "1.23M"), (float("inf"), "inf"),
-        (0.0, "0"),
+        (0.0, "0"), (0.00003, "3e-05"), (-0.00003, "-3e-05"), (0.00012, "0.0001"),
     ],
 )  # fmt: skip
 def test_a_number_has_four_digits(value: float | None, text: str) -> None:

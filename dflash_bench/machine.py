@@ -6,16 +6,22 @@ from pathlib import Path
 
 
 def commit() -> str | None:
-    """The commit of the working tree this was started in, "+" after it when changed; or None."""
+    """The commit of the working tree that this is a file of, "+" after it when changed; or None."""
     folder = Path(__file__).parent
     try:
-        asked = [
+        top, head, changes = (
             subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True)  # noqa: S603, S607
-            for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "-uno"])
-        ]
+            for words in (
+                ["rev-parse", "--show-toplevel"],
+                ["rev-parse", "--short", "HEAD"],
+                ["status", "--porcelain", "-uno"],
+            )
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return asked[0].stdout.strip() + ("+" if asked[1].stdout.strip() else "")
+    if Path(top.stdout.strip()).resolve() != folder.parent.resolve():
+        return None  # installed somewhere inside of another project
+    return head.stdout.strip() + ("+" if changes.stdout.strip() else "")
 
 
 def say(text: str) -> None:

@@ -73,8 +73,7 @@ class Part:
     def run(self) -> None:
         """Measure every mode that can be measured here."""
         for mode, setting in self.settings.items():
-            why = self.reasons.get(mode) or self.case.why_not(setting)
-            if why:
+            if why := self.case.why_not(setting):
                 self.reasons[mode] = why
         wanted = {mode: one for mode, one in self.settings.items() if mode not in self.reasons}
         if not wanted:
@@ -83,7 +82,7 @@ class Part:
         grouping = self._grouping
         groups = [*grouping.together, *([mode] for mode in grouping.alone)]
         num_modes = sum(len(group) for group in groups)
-        with ExitStack() as stack, self._interrupts_asked_about():
+        with ExitStack() as stack, self._asking_when_interrupted():
             for group in groups:
                 paired = group in grouping.together
                 share_s = self.limits.max_time_s * max(1, len(group)) / max(1, num_modes)
@@ -158,7 +157,7 @@ class Part:
         return self._devices[0]
 
     @contextmanager
-    def _interrupts_asked_about(self) -> Iterator[None]:
+    def _asking_when_interrupted(self) -> Iterator[None]:
         try:
             yield
         except KeyboardInterrupt:

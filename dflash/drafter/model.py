@@ -136,7 +136,7 @@ class DrafterLayer(nn.Module):
         k_bGSd = torch.cat([k_context, k_block], dim=2)
         v_bGSd = torch.cat([v_context, v_block], dim=2)
         q_bHQd = self.self_attn.queries(x_bQD, rope_Q, linear=linear)
-        out = attend(q_bHQd, k_bGSd, v_bGSd, mask=mask, attention=attention)
+        out = attend(q_bHQd, k_bGSd, v_bGSd, mask=mask, attention=attention, lean=lean)
         return self.finish(h_bQD, out, linear=linear, lean=lean)
 
     def finish(
@@ -212,8 +212,9 @@ class Drafter(nn.Module):
         rope_T = self.rope(positions_bT, context_bTD.dtype)
         rope_Q = self.rope(positions_bQ, embeds_bQD.dtype)
         h_bQD = embeds_bQD
-        # The MLP's product is as large as gate or up. Compiled code makes it again in the backward
-        # kernel that reads both anyway; eager code would have to repeat the product after it too.
+        # The MLP's product is as large as gate or up, repeated keys are H / G times as large as
+        # keys. Compiled code makes them again where the backward pass reads them; eager code would
+        # have to repeat what comes after them too.
         lean = torch.compiler.is_dynamo_compiling() and not checkpoint
         for layer in self.layers:
             run = functools.partial(

@@ -138,7 +138,6 @@ class PipelineSteps:
             found["loss"] = self._loss
         self._life.halt()
         self._thread.join()
-        self._open.close()
         return dict(found)
 
     def _measure_alone(self) -> None:
@@ -167,6 +166,9 @@ class PipelineSteps:
             )
         except BaseException as error:  # noqa: BLE001 - raised again by whoever waits for an order
             self._failure = error
+        finally:
+            process_seal().open()
+            self._open.close()
 
     def _drafter(self) -> Any:  # noqa: ANN401 - what Pipeline.run takes
         built, stream = self.built, self.built.pipeline.streams

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.utils.checkpoint import checkpoint as recompute
 
 Attention = Literal["eager", "sdpa", "split", "flex"]
 Kernel = Callable[..., Tensor]
@@ -59,12 +60,15 @@ def attend(
     *,
     mask: Mask | None,
     attention: Attention,
+    lean: bool = False,
 ) -> Tensor:
     """Return the attended values [b, Q, H * d]; each key head serves H / G query heads.
 
     Args:
         mask: bool [..., Q, S], True means may read (eager, sdpa); a ``SplitMask`` (split); a
             ``BlockMask`` (flex); None lets every slot read everything (not split).
+        lean: flex and sdpa repeat keys and values again in the backward pass instead of keeping
+            H / G copies; for code that is being compiled.
     """
     if attention == "flex":
         assert mask is None or isinstance(mask, BlockMask), "flex attention needs a BlockMask"
@@ -74,7 +78,7 @@ def attend(
         kernel = _flex if inlined else compiled_flex()
         # Grouped heads would leave the gradient of keys to 1/4 as many, 4 times as long programs,
         # the longest of which start last: repeated, forward and backward take 14 % less.
-        k_bHSd, v_bHSd = _repeat(k_bGSd, q_bHQd), _repeat(v_bGSd, q_bHQd)
+        k_bHSd, v_bHSd = (_repeat(x, q_bHQd, lean=lean) for x in (k_bGSd, v_bGSd))
         options = FLEX_OPTIONS if q_bHQd.is_cuda and q_bHQd.shape[-1] in TUNED_HEAD_DIMS else None
         out_bHQd = kernel(q_bHQd, k_bHSd, v_bHSd, block_mask=mask, kernel_options=options)
     elif attention == "split":
@@ -82,7 +86,7 @@ def attend(
         out_bHQd = _split(q_bHQd, k_bGSd, v_bGSd, mask=mask)
     else:
         assert mask is None or type(mask) is Tensor, f"{attention} attention needs a dense mask"
-        dense = _eager if attention == "eager" else _sdpa
+        dense = _eager if attention == "eager" else functools.partial(_sdpa, lean=lean)
         out_bHQd = dense(q_bHQd, k_bGSd, v_bGSd, mask=mask)
     return out_bHQd.transpose(1, 2).flatten(2)
 
@@ -104,11 +108,13 @@ def _eager(q_bHQd: Tensor, k_bGSd: Tensor, v_bGSd: Tensor, *, mask: Tensor | Non
     return torch.matmul(weight_bHQS, v_bHSd)
 
 
-def _sdpa(q_bHQd: Tensor, k_bGSd: Tensor, v_bGSd: Tensor, *, mask: Tensor | None) -> Tensor:
+def _sdpa(
+    q_bHQd: Tensor, k_bGSd: Tensor, v_bGSd: Tensor, *, mask: Tensor | None, lean: bool
+) -> Tensor:
     if mask is None:
         return F.scaled_dot_product_attention(q_bHQd, k_bGSd, v_bGSd, enable_gqa=True)
     # The memory-efficient kernel is the one that takes a mask, and it knows no grouped heads.
-    k_bHSd, v_bHSd = _repeat(k_bGSd, q_bHQd), _repeat(v_bGSd, q_bHQd)
+    k_bHSd, v_bHSd = (_repeat(x, q_bHQd, lean=lean) for x in (k_bGSd, v_bGSd))
     return F.scaled_dot_product_attention(q_bHQd, k_bHSd, v_bHSd, attn_mask=mask)
 
 
@@ -131,6 +137,17 @@ def _split(q_bHQd: Tensor, k_bGSd: Tensor, v_bGSd: Tensor, *, mask: SplitMask) -
     return out_bHQd
 
 
-def _repeat(kv_bGSd: Tensor, q_bHQd: Tensor) -> Tensor:
+def _repeat(kv_bGSd: Tensor, q_bHQd: Tensor, *, lean: bool = False) -> Tensor:
     heads_per_key = q_bHQd.shape[1] // kv_bGSd.shape[1]
-    return kv_bGSd if heads_per_key == 1 else kv_bGSd.repeat_interleave(heads_per_key, dim=1)
+    if heads_per_key == 1:
+        return kv_bGSd
+    if not lean:
+        return kv_bGSd.repeat_interleave(heads_per_key, dim=1)
+    out: Tensor = recompute(
+        _repeat_heads, kv_bGSd, heads_per_key, use_reentrant=False, preserve_rng_state=False
+    )
+    return out
+
+
+def _repeat_heads(kv_bGSd: Tensor, times: int) -> Tensor:
+    return kv_bGSd.repeat_interleave(times, dim=1)

@@ -10,7 +10,8 @@ Mechanism
     told otherwise: until the capture ends, every call of the process that may be unsafe in one
     (cudaMalloc, cudaFree, cudaEventQuery, cudaHostAlloc...) fails with error 900 in whatever thread
     makes it, and breaks the capture, which ends in 901. In thread_local mode only the capturing
-    thread is held to that. torch's own trees use it; make_graphed_callables does not.
+    thread is held to that. torch's own trees use it; make_graphed_callables does not. Waiting for
+    the whole device (``torch.cuda.synchronize``) breaks a capture of another thread in any mode.
 Reproduce
     A drafter's thread captures a whole training step ten times beside a target's thread, which
     multiplies, allocates, frees, queries events and copies from pinned memory. The fault is
@@ -23,7 +24,8 @@ Verify
     0 threads die.
 Versions
     Any torch with CUDA graphs. Seen on one and two H200s with 2.11: both die in global mode,
-    whether the target is on the same GPU or on another; none in thread_local or relaxed mode.
+    whether the target is on the same GPU or on another; none in thread_local or relaxed mode,
+    unless the target waits for the device.
 Sources
     pytorch#146924, pytorch#175425, pytorch#190308
     https://github.com/vllm-project/vllm/pull/48053 (side-stream copies during global captures)

@@ -1,9 +1,9 @@
 """A step compiled for CUDA graphs runs without them, and nobody is told.
 
 Symptom
-    ``mode="reduce-overhead"`` is as slow as plain ``torch.compile``. No warning: the reason,
-    ``skipping cudagraphs due to mutated inputs (1 instances)`` or ``... cpu device``, goes to the
-    log artifact ``cudagraphs``, which is off.
+    ``mode="reduce-overhead"`` is as slow as plain ``torch.compile``, and nothing fails. The reason,
+    ``skipping cudagraphs due to mutated inputs (1 instances)`` or ``... cpu device``, is one line
+    of the log (artifacts ``perf_hints`` and ``cudagraphs``), where it is shown at all.
 Mechanism
     ``log_cudagraph_skip_and_bump_counter`` (torch/_inductor/cudagraph_utils.py) gives a graph up
     when it reads a tensor of the CPU or of a second device, changes an input that is no parameter,
@@ -19,7 +19,8 @@ Remedy
 Verify
     The number of graphs skipped of which nobody was told is 0.
 Versions
-    Seen on a CPU: 2.11, 2.12, 2.13, 2.14. It is the program that lacks a check, not one torch.
+    Seen on a CPU: 2.11, 2.12, 2.13, 2.14; on an H200 with 2.11. It is the program that lacks a
+    check, not one torch.
 Sources
     pytorch#140395; torch/_inductor/output_code.py (``post_compile``), cudagraph_utils.py.
 """

@@ -19,7 +19,8 @@ Remedy
 Verify
     0 positions are read before they are written.
 Versions
-    Any torch, with two GPUs. Read in the sources; in public reports, not yet seen by us.
+    Any torch, with two GPUs. Read in the sources and in public reports. On two H200s with 2.11 the
+    event was recorded on GPU 0, but an earlier form of this program read nothing stale.
 Sources
     https://github.com/mstar-project/mstar/pull/180 (an executor's thread: raw Triton on device 0)
     https://github.com/triton-lang/triton/issues/3729 (no primary context in a fresh thread)

@@ -3,21 +3,15 @@
 from collections.abc import Iterator
 from html import escape
 
-from dflash.diagnose.findings import Diagnosis, Finding, Launch
+from dflash.diagnose.findings import Diagnosis, Finding
+from dflash.report.bench_style import style
 from dflash.report.diagnosis import advice_lines, finding_lines, rate_text
 from dflash.report.lanes import lanes, memory_curves
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #223; max-width: 780px; margin: 2em auto;
-       padding: 0 1em; }
-table { border-collapse: collapse; width: 100%; }
-td, th { text-align: left; padding: 3px 10px 3px 0; border-bottom: 1px solid #dde; }
-pre { background: #f5f6f9; padding: 10px; overflow-x: auto; font-size: 13px; }
-svg { max-width: 100%; height: auto; }
-h2 { margin-top: 2em; border-top: 2px solid #dde; padding-top: 1em; }
-.reproduced { color: #b3261e; font-weight: bold; } .inconclusive { color: #8a6100; }
-.not-reproduced { color: #22723a; } .not-applicable { color: #667; }
-summary { cursor: pointer; }
+VERDICTS = """
+.reproduced { color: var(--bad); font-weight: bold; } .inconclusive { color: var(--warn); }
+.not-reproduced { color: var(--good); } .not-applicable { color: var(--dim); }
+.verdicts td, .verdicts th { text-align: left; }
 """
 HEADINGS = ("failure mode", "verdict", "expected", "faulty", "remedied", "remedy verified")
 
@@ -31,7 +25,7 @@ def diagnosis_html(found: Diagnosis) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>dflash diagnose: torch {escape(found.torch)}</title>",
-        f"<style>{STYLE}</style></head><body>",
+        f"<style>{style()}\n{VERDICTS}</style></head><body>",
         "<h1>dflash diagnose</h1>",
         f"<p>{escape(where)}; level {escape(found.level)}, {found.wall_s:.0f} s.</p>",
         *_table(found),
@@ -45,7 +39,7 @@ def diagnosis_html(found: Diagnosis) -> str:
 
 def _table(found: Diagnosis) -> Iterator[str]:
     heads = "".join(f"<th>{name}</th>" for name in HEADINGS)
-    yield f"<table><tr>{heads}</tr>"
+    yield f'<div class="scroll"><table class="verdicts"><tr>{heads}</tr>'
     for finding in found.findings:
         kind = finding.verdict.replace(" ", "-")
         cells = (
@@ -57,7 +51,7 @@ def _table(found: Diagnosis) -> Iterator[str]:
             finding.remedy_verified,
         )
         yield "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-    yield "</table>"
+    yield "</table></div>"
 
 
 def _rate(finding: Finding, variant: str) -> str:
@@ -72,9 +66,7 @@ def _section(finding: Finding) -> Iterator[str]:
     if finding.sound is not None:
         told = f"faulty {rate_text(finding.faulty)}; remedied {rate_text(finding.sound)}"
         yield f"<p>{escape(told)}</p>"
-    for launch in finding.launches:
-        if launch.marks:
-            yield from _pictures(launch)
+    yield from _pictures(finding)
     for launch in finding.launches:
         told = launch.stacks or launch.traceback
         if launch.end != "number" and told:
@@ -82,11 +74,19 @@ def _section(finding: Finding) -> Iterator[str]:
             yield f"<details><summary>{escape(label)}</summary>{_pre(told)}</details>"
 
 
-def _pictures(launch: Launch) -> Iterator[str]:
-    name = f"{launch.variant} program, launch {launch.seed}"
-    for picture in (lanes(launch, title=name), memory_curves(launch, title=name)):
+def _pictures(finding: Finding) -> Iterator[str]:
+    memory = memory_curves(finding.launches, title="memory over the steps")
+    if memory:
+        yield _figure(memory)
+    for launch in finding.launches:
+        name = f"{launch.variant} program, launch {launch.seed}"
+        picture = lanes(launch, title=name)
         if picture:
-            yield f"<h3>{escape(name)}</h3>\n{picture}"
+            yield f"<h3>{escape(name)}</h3>\n{_figure(picture)}"
+
+
+def _figure(picture: str) -> str:
+    return f'<div class="figure scroll">{picture}</div>'
 
 
 def _pre(text: str) -> str:

@@ -3,12 +3,12 @@
 Not here: what was marked (``dflash.diagnose.timeline``).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from textwrap import shorten
 
 from dflash.diagnose.findings import Launch, Mark
-from dflash.report.svg import Axis, Panel, Series, figure, ticks
+from dflash.report.svg import GREY, Axis, Panel, Series, figure, ticks
 
 WIDTH, LANE, TOP, BOTTOM, LEFT, RIGHT = 720, 34, 30, 44, 150, 24
 COLOURS = {
@@ -25,9 +25,9 @@ GIB = float(2**30)
 
 
 def lanes(launch: Launch, *, title: str) -> str:
-    """An SVG of the marks of *launch*; "" where it left none."""
+    """An SVG of the marks of *launch*; "" where it left none, or notes alone."""
     marks = [mark for mark in launch.marks if mark.kind in COLOURS]
-    if not marks:
+    if all(mark.kind == "note" for mark in marks):
         return ""
     threads = list(dict.fromkeys(mark.thread for mark in sorted(marks, key=_begin)))
     scale = ticks(min(_begin(mark) for mark in marks), max(mark.at_s for mark in marks))
@@ -44,9 +44,19 @@ def lanes(launch: Launch, *, title: str) -> str:
     return "\n".join([*body, *_legend(marks, height - 8), "</svg>"])
 
 
-def memory_curves(launch: Launch, *, title: str) -> str:
-    """Bytes over steps as marks of "memory" tell them; "" where there are none."""
-    marks = [mark for mark in launch.marks if mark.kind == "memory"]
+def memory_curves(launches: Iterable[Launch], *, title: str) -> str:
+    """Bytes over steps as marks of "memory" tell them, on one scale; "" where there are none.
+
+    A series that several launches tell is drawn as the first one told it.
+    """
+    marks: list[Mark] = []
+    for launch in launches:
+        told = {mark.detail.get("series") for mark in marks}
+        marks += [
+            mark
+            for mark in launch.marks
+            if mark.kind == "memory" and mark.detail.get("series") not in told
+        ]
     curves: dict[str, list[tuple[float, float]]] = {}
     for mark in marks:
         series, step = str(mark.detail.get("series", "")), float(mark.detail.get("step", 0))
@@ -66,10 +76,10 @@ def _frame(threads: Sequence[str], scale: Sequence[float], across: Axis) -> Iter
     for value in scale:
         x = across(value)
         yield f'<line x1="{x}" y1="{TOP}" x2="{x}" y2="{bottom}" stroke="#dde"/>'
-        yield f'<text x="{x}" y="{TOP - 8}" text-anchor="middle" fill="#667">{value:g} s</text>'
+        yield f'<text x="{x}" y="{TOP - 8}" text-anchor="middle" fill="{GREY}">{value:g} s</text>'
     for number, thread in enumerate(threads):
         y = TOP + LANE * number + LANE / 2
-        yield f'<line x1="{LEFT}" y1="{y}" x2="{WIDTH - RIGHT}" y2="{y}" stroke="#bbc"/>'
+        yield f'<line x1="{LEFT}" y1="{y}" x2="{WIDTH - RIGHT}" y2="{y}" stroke="#dde"/>'
         name = escape(shorten(thread, MAX_NAME, placeholder=".."))
         yield f'<text x="{LEFT - 10}" y="{y + 4}" text-anchor="end" fill="#223">{name}</text>'
 

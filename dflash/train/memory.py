@@ -200,15 +200,15 @@ def layer_activation_bytes(
 
     Fused, per block row: the residual before each sublayer and its two norms (4 D), queries before
     and after norm and rotation and the attention's output (3 H d), gate and up (2 I; their product
-    is made again); per key row (context and block): k before its norm (kv d), and k and v as
-    attention reads them, repeated for every query head (2 H d). Else also every norm's fp32 input
-    and unscaled output, the MLP's activation and its product.
+    is made again); per key row (context and block): k before its norm, k and v (3 kv d; what
+    repeats them for every query head is made again). Else also every norm's fp32 input and unscaled
+    output, the MLP's activation and its product, and k and v repeated (2 H d).
     """
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries = shape.num_heads * shape.head_dim
     keys = shape.num_kv_heads * shape.head_dim
     if fused:
-        per_block_row, per_key_row = 4 * hidden + 3 * queries + 2 * inner, keys + 2 * queries
+        per_block_row, per_key_row = 4 * hidden + 3 * queries + 2 * inner, 3 * keys
         return size * (block_rows * per_block_row + (context_rows + block_rows) * per_key_row)
     norms = (4 + size) * (2 * hidden + queries)
     per_block_row = norms + size * (2 * hidden + 3 * queries + 4 * inner)

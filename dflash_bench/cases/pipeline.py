@@ -141,7 +141,6 @@ class PipelineSteps:
         more["details"] |= {"device_allocs": process_seal().open()}  # type: ignore[operator]
         self._life.halt()
         self._thread.join()
-        self._open.close()
         return {**found, "more": more}
 
     def _measure_alone(self) -> None:
@@ -170,6 +169,9 @@ class PipelineSteps:
             )
         except BaseException as error:  # noqa: BLE001 - raised again by whoever waits for an order
             self._failure = error
+        finally:
+            process_seal().open()
+            self._open.close()
 
     def _drafter(self) -> Any:  # noqa: ANN401 - what Pipeline.run takes
         built, stream = self.built, self.built.pipeline.streams

@@ -268,6 +268,21 @@ def test_initialising_draws_the_same_weights_for_the_same_seed_only() -> None:
     assert (first["layers.1.self_attn.k_proj.bias"] == 0).all()
 
 
+def test_weights_do_not_depend_on_how_many_threads_draw_and_no_two_matrices_are_alike() -> None:
+    before, found = torch.get_num_threads(), []
+    try:
+        for num_threads in (1, 4):
+            torch.set_num_threads(num_threads)
+            drafter = Drafter(TINY)
+            drafter.initialise(5)
+            found.append(drafter.state_dict())
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    starts = [w.flatten()[:8].tolist() for w in found[0].values() if w.ndim == 2]
+    assert len({tuple(start) for start in starts}) == len(starts)
+
+
 @pytest.mark.parametrize(("hidden_size", "std"), [(256, 0.08), (1024, 0.04), (8192, 0.02)])
 def test_narrow_drafters_start_with_wider_weights(hidden_size: int, std: float) -> None:
     shape = replace(TINY, hidden_size=hidden_size, num_layers=1, intermediate_size=64)

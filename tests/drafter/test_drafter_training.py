@@ -206,6 +206,31 @@ def test_preparing_a_batch_asks_nothing_of_the_host(attention: Attention) -> Non
 
 
 @pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_compiled_flex_that_repeats_keys_twice_trains_as_sdpa_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Traced and partitioned as for a GPU; torch refuses a CPU only for want of kernels there."""
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    drafter = tiny_drafter()
+    assert drafter.shape.num_kv_heads < drafter.shape.num_heads, "nothing is repeated"
+    plain = gradients(block_loss(drafter), batch())
+    loss = block_loss(drafter, attention="flex")
+    for name in COMPILED_PARTS:
+        part = torch.compile(
+            getattr(loss, name),
+            backend="aot_eager_decomp_partition",
+            fullgraph=True,
+            dynamic=False,
+        )
+        setattr(loss, name, part)
+    found = gradients(loss, batch())
+    assert found.keys() == plain.keys()
+    for name, gradient in plain.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_parts_neither_break_nor_recompile_when_anchors_change() -> None:
     drafter = tiny_drafter()
     loss, plain = block_loss(drafter, attention="flex"), block_loss(drafter)

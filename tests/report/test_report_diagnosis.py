@@ -109,16 +109,29 @@ def test_a_bar_is_as_long_as_what_it_stands_for() -> None:
 
 
 def test_memory_is_drawn_over_steps() -> None:
-    marks = [
-        mark("memory", "MainThread", 1.0, series=name, step=step, reserved=2**30 * (1 + step))
-        for name in ("variable", "fixed")
-        for step in range(3)
+    launches = [
+        LAUNCH.model_copy(
+            update={
+                "marks": [
+                    mark("memory", "MainThread", 1.0, series=name, step=step, reserved=2**30 * step)
+                    for step in range(3)
+                ]
+            }
+        )
+        for name in ("variable", "fixed", "fixed")
     ]
-    picture = memory_curves(LAUNCH.model_copy(update={"marks": marks}), title="memory")
+    picture = memory_curves(launches, title="memory")
     assert "reserved, variable" in picture
     assert "reserved, fixed" in picture
-    assert picture.count("<polyline") == 2
-    assert memory_curves(LAUNCH, title="") == ""
+    assert picture.count("<polyline") == 2, "the second launch with a fixed shape is not drawn too"
+    assert memory_curves([LAUNCH], title="") == ""
+
+
+def test_notes_alone_are_no_timeline() -> None:
+    noted = [mark("note", "MainThread", 1.0), mark("note", "drafter-0", 2.0)]
+    assert lanes(LAUNCH.model_copy(update={"marks": noted}), title="") == ""
+    replayed = [*noted, mark("replay", "drafter-0", 2.5)]
+    assert "drafter-0" in lanes(LAUNCH.model_copy(update={"marks": replayed}), title="")
 
 
 def test_the_page_escapes_what_programs_say() -> None:

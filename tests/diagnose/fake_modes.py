@@ -30,7 +30,7 @@ def fake(
     slug: str, fault: Callable[[], float], *deaths: Death, chance: bool = True, limit_s: float = 60
 ) -> FailureMode:
     def reproduce(*, faulty: bool, seed: int = 0) -> float:
-        mark("note", seed=seed)
+        mark("cuda", seed=seed)
         return fault() if faulty else 0.0
 
     reproduce.__module__ = __name__

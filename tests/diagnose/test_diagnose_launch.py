@@ -43,7 +43,7 @@ def launched(name: str, *, time_limit_s: float = 60.0) -> Launch:
 def test_an_end_is_told_for_what_it_was(name: str, end: str, message: str) -> None:
     launch = launched(name)
     assert (launch.end, launch.message[: len(message)]) == (end, message)
-    assert [mark.kind for mark in launch.marks][:1] == ["note"]  # it survived the end
+    assert [mark.kind for mark in launch.marks][:1] == ["cuda"]  # it survived the end
 
 
 def test_a_number_comes_back_with_its_time() -> None:

@@ -1,5 +1,8 @@
 """What several parts' tests share."""
 
+import re
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,14 +11,25 @@ from tiny_runs import write_target, write_texts
 
 from dflash.execution import process_seal
 
+WORKERS = re.compile(r"loader|pipeline|(target|drafter)-\d+")
+
 
 @pytest.fixture(autouse=True)
-def unsealed_again() -> Iterator[None]:
-    """Fail the test that leaves the process sealed, and not all that come after it."""
+def nothing_left_behind() -> Iterator[None]:
+    """Fail the test that leaves the process sealed or a worker alive, not those after it."""
+    before = set(threading.enumerate())
     yield
     was_sealed = process_seal().closed
     process_seal().open()
     assert not was_sealed, "the process was left sealed"
+    deadline = time.monotonic() + 5.0
+    while left := [
+        thread.name
+        for thread in set(threading.enumerate()) - before
+        if WORKERS.fullmatch(thread.name)
+    ]:
+        assert time.monotonic() < deadline, f"threads were left running: {left}"
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

@@ -42,6 +42,7 @@ from dflash.execution import capture
 from dflash.failures._mode import FailureMode
 from dflash.failures._traffic import MALLOC_BYTES, busy_until, num_dead
 from dflash.failures._workers import SmallStep
+from dflash.pipeline.lifeline import TICK_S
 
 NUM_CAPTURES, NUM_LAYERS, WAIT_S = 10, 8, 20.0
 
@@ -59,7 +60,8 @@ def reproduce(*, faulty: bool, seed: int = 0) -> float:
         with torch.cuda.stream(stream):  # in this very thread: no capture can make a cuBLAS handle
             body()
             body()
-        begun.wait(WAIT_S)
+        while not begun.wait(TICK_S) and not over.is_set():
+            pass
         for number in range(NUM_CAPTURES):
             mark("capture", number=number)
             if faulty:

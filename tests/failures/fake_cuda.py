@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -106,4 +107,11 @@ def install(monkeypatch: pytest.MonkeyPatch, *, mallocs_from: int) -> None:
     for name, replacement in replaced.items():
         monkeypatch.setattr(torch.cuda, name, replacement)
     monkeypatch.setattr("torch._C._host_emptyCache", lambda: None, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: object())
+    if find_spec("torch.cuda._graph_annotations"):  # torch 2.14 asks for the stream
+        monkeypatch.setattr(
+            "torch.cuda._graph_annotations.maybe_stamp_capture_root",
+            lambda _stream: None,
+            raising=False,
+        )
     monkeypatch.setattr("dflash.execution.graphs.capture_watch", CaptureWatch)

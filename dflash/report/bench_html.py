@@ -17,7 +17,6 @@ from dflash.report.bench_figures import (
     speed_bars,
     step_strips,
 )
-from dflash.report.bench_style import style
 from dflash.report.bench_texts import (
     comparison_text,
     conditions,
@@ -29,6 +28,7 @@ from dflash.report.bench_texts import (
     rows_of_curves,
 )
 from dflash.report.layout import command_lines
+from dflash.report.page_style import style
 
 KINDS = {"!!": "bad", "??": "warn", "--": "dim", "": ""}
 

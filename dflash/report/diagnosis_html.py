@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from html import escape
 
 from dflash.diagnose.findings import Diagnosis, Finding
-from dflash.report.bench_style import style
 from dflash.report.diagnosis import advice_lines, finding_lines, rate_text
 from dflash.report.lanes import lanes, memory_curves
+from dflash.report.page_style import style
 
 VERDICTS = """
 .reproduced { color: var(--bad); font-weight: bold; } .inconclusive { color: var(--warn); }

@@ -1,4 +1,4 @@
-"""How the page of a bench looks: light or dark as the reader's system asks, and narrow windows."""
+"""How the pages of a bench and of a diagnosis look: light or dark as the reader's system asks."""
 
 from dflash.report.svg import COLOURS, GREY
 

@@ -24,7 +24,8 @@ Verify
 Versions
     Seen without a GPU: 2.11 crashes (SIGSEGV, 13 of 13 launches), 2.13 and 2.14 run 7 or 8 of 16
     workers eagerly (10 of 10 each), 2.12 does neither (0 of 13). Beside an H200: 2.11 does neither
-    (0 of 5), and crashes where the H200 is hidden (5 of 5). Reported: the import race, also on 2.10.
+    (0 of 5), and crashes where the H200 is hidden (5 of 5). Reported: the import race, also on
+    2.10.
 Sources
     pytorch#136833, pytorch#123177, unslothai/unsloth#10350.
 """

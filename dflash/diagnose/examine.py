@@ -1,23 +1,23 @@
-"""One failure mode, from what applies here to its finding."""
+"""Failure modes, from what applies here to their findings."""
 
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from dflash.diagnose.expected import Expectation, expectation
 from dflash.diagnose.findings import Finding, Launch, Part, Variant
 from dflash.diagnose.judge import Judgement, is_quiet, judge, severity, shows
-from dflash.diagnose.launch import Order, run_orders
-from dflash.diagnose.machine import Applies, Machine, applies
+from dflash.diagnose.launch import Order, run_jobs
+from dflash.diagnose.machine import GPUS_NEEDED, Applies, Machine, applies
+from dflash.diagnose.room import room_of
 from dflash.failures import FailureMode, page_of
 
 Level = Literal["quick", "standard", "deep"]
 CPU_LAUNCHES: dict[Level, int] = {"quick": 5, "standard": 20, "deep": 300}
 GPU_LAUNCHES: dict[Level, int] = {"quick": 2, "standard": 5, "deep": 20}
-MAX_WIDTH = 8
 KEPT_IN_FULL = 2
 """Launches of each variant and kind of end whose stacks, output and marks go into the report."""
 
@@ -40,65 +40,99 @@ class Plan:
         return (GPU_LAUNCHES if on_gpu else CPU_LAUNCHES)[self.level]
 
 
-def examine(
-    mode: FailureMode,
-    machine: Machine,
-    *,
-    plan: Plan,
-    watch: Callable[[Launch], None] = lambda _launch: None,
-) -> Finding:
-    """Launch what the plan asks for, and judge; *watch* sees every launch as it ends."""
-    fit, begun_s = applies(mode, machine), time.monotonic()
-    expected = expectation(mode, machine.torch, num_gpus=machine.num_gpus)
-    if plan.step and fit.part == "cpu":
-        fit = Applies(None, "with a step of yours it needs a CUDA GPU, here is none")
-    if fit.part is None:
-        nothing = Judgement(
-            "not applicable", fit.not_run, None, None, None, "not run", "nothing was run"
+class Examination:
+    """One failure mode: the launches to make, and what they came to."""
+
+    def __init__(self, mode: FailureMode, machine: Machine, *, plan: Plan) -> None:
+        self.mode, self.plan = mode, plan
+        self.expected = expectation(mode, machine.torch, num_gpus=machine.num_gpus)
+        self.fit = applies(mode, machine)
+        if plan.step and self.fit.part == "cpu":
+            self.fit = Applies(None, "with a step of yours it needs a CUDA GPU, here is none")
+        self._launches: list[Launch] = []
+        self._num_wanted: int | None = None if self.fit.part else 0
+        self._begun_s = self._ended_s = 0.0
+
+    def rounds(self) -> Iterator[list[Order]]:
+        """The faulty program and the control; then the sound one, once if there was no failure.
+
+        Each is asked for when the launches of the one before were added.
+        """
+        if self.fit.part is not None:
+            num = self.plan.launches(self.mode, self.fit.part)
+            has_control = self.mode.control is not None and self._is_whole and not self.plan.step
+            yield [*self._orders("control", int(has_control)), *self._orders("faulty", num)]
+            faulty = [launch for launch in self._launches if launch.variant == "faulty"]
+            failed = any(shows(self.mode, launch) for launch in faulty)
+            sound = self._orders("sound", num if failed else 1)
+            self._num_wanted = len(self._launches) + len(sound)
+            yield sound
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every launch was made."""
+        return len(self._launches) == self._num_wanted
+
+    def add(self, launch: Launch) -> None:
+        """Take the launch that has just ended."""
+        self._ended_s = time.monotonic()
+        if not self._launches:
+            self._begun_s = self._ended_s - launch.wall_s
+        self._launches.append(launch)
+
+    def finding(self) -> Finding:
+        """Judge what there is."""
+        if self.fit.part is None:
+            nothing = Judgement(
+                "not applicable", self.fit.not_run, None, None, None, "not run", "nothing was run"
+            )
+            return _finding(self.mode, nothing, expected=self.expected, fit=self.fit)
+        judgement = judge(self.mode, self._launches)
+        found = _finding(
+            self.mode, judgement, expected=self.expected, fit=self.fit, launches=self._launches
         )
-        return _finding(mode, nothing, expected=expected, fit=fit)
-    launches: list[Launch] = []
-    for orders in _rounds(mode, launches, plan=plan, part=fit.part):
-        running = run_orders(orders, width=_width(mode, machine, part=fit.part))
-        with closing(running):  # an interrupt in here ends the children at once
-            for launch in running:
-                launches.append(launch)
-                watch(launch)
-    found = _finding(mode, judge(mode, launches), expected=expected, fit=fit, launches=launches)
-    return found.model_copy(update={"wall_s": round(time.monotonic() - begun_s, 3)})
+        return found.model_copy(update={"wall_s": round(self._ended_s - self._begun_s, 3)})
 
+    @property
+    def _is_whole(self) -> bool:
+        return self.fit.part == "whole"
 
-def _rounds(
-    mode: FailureMode, launches: Sequence[Launch], *, plan: Plan, part: Part
-) -> Iterator[list[Order]]:
-    """The faulty program and the control; then the sound one, once if there was no failure."""
-    num = plan.launches(mode, part)
-
-    def orders(variant: Variant, times: int) -> list[Order]:
-        limit_s = plan.time_limit_s or mode.time_limit_s
+    def _orders(self, variant: Variant, times: int) -> list[Order]:
         return [
             Order(
-                address=address_of(mode),
+                address=address_of(self.mode),
                 variant=variant,
                 seed=seed,
-                part=part,
-                time_limit_s=limit_s,
-                step=plan.step,
+                part=self.fit.part or "whole",
+                time_limit_s=self.plan.time_limit_s or self.mode.time_limit_s,
+                step=self.plan.step,
+                num_gpus=GPUS_NEEDED[self.mode.device] if self._is_whole else 0,
             )
             for seed in range(times)
         ]
 
-    has_control = mode.control is not None and part == "whole" and not plan.step
-    yield [*orders("control", int(has_control)), *orders("faulty", num)]
-    failed = any(shows(mode, launch) for launch in launches if launch.variant == "faulty")
-    yield orders("sound", num if failed else 1)
 
+def examine(
+    modes: Sequence[FailureMode],
+    machine: Machine,
+    *,
+    plan: Plan,
+    watch: Callable[[str, Launch], None] = lambda _slug, _launch: None,
+) -> list[Finding]:
+    """Launch what the plan asks for, and judge; *watch* sees every launch as it ends.
 
-def _width(mode: FailureMode, machine: Machine, *, part: Part) -> int:
-    """Launches beside each other; those on a GPU share it with nobody."""
-    if mode.alone or (part == "whole" and mode.device != "cpu"):
-        return 1
-    return min(machine.num_cores, max(2, machine.num_cores // 2), MAX_WIDTH)
+    Launches go beside each other, those that use a GPU with that GPU to themselves. An interrupt
+    ends all children at once; the modes that are done by then are judged.
+    """
+    examinations = [Examination(mode, machine, plan=plan) for mode in modes]
+    running = run_jobs(
+        [one.rounds() for one in examinations], room_of(machine.num_gpus, machine.num_cores)
+    )
+    with suppress(KeyboardInterrupt), closing(running):
+        for number, launch in running:
+            examinations[number].add(launch)
+            watch(modes[number].slug, launch)
+    return [one.finding() for one in examinations if one.is_over]
 
 
 def _finding(

@@ -3,7 +3,6 @@
 Not here: what an end means for a failure mode (``judge``).
 """
 
-import contextlib
 import json
 import os
 import shutil
@@ -13,7 +12,8 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 
 import dflash
 from dflash.diagnose.findings import End, Launch, Mark, Part, Variant
+from dflash.diagnose.room import Place, Room
 
 GRACE_S = 5.0  # between SIGABRT, at which faulthandler writes the stacks, and SIGKILL
 POLL_S = 0.02
@@ -43,6 +44,7 @@ class Order:
     part: Part = "whole"
     time_limit_s: float = 60.0
     step: str = ""
+    num_gpus: int = 0
 
 
 @dataclass(slots=True)
@@ -52,38 +54,76 @@ class _Child:
     process: "subprocess.Popen[bytes]"
     begun_ns: int = field(default_factory=time.monotonic_ns)
     aborted: bool = False
+    job: int = 0
+    gpus: Place = ()
 
     @property
     def age_s(self) -> float:
         return (time.monotonic_ns() - self.begun_ns) / 1e9
 
 
-def run_orders(orders: Iterable[Order], *, width: int = 1) -> Generator[Launch]:
-    """Make every launch, *width* at a time, and yield each as it ends.
+@dataclass(slots=True)
+class _Job:
+    rounds: Iterator[Sequence[Order]]
+    waiting: deque[Order] = field(default_factory=deque)
+    num_running: int = 0
+    over: bool = False
 
-    No child outlives the iteration, whether it ends, is closed or is interrupted; nor this process.
+    def take(self, room: Room) -> tuple[Order, Place] | None:
+        """Its next launch, if it has one and there is room for it."""
+        if not (self.waiting or self.num_running or self.over):
+            orders = next(self.rounds, None)
+            self.over = orders is None
+            self.waiting.extend(orders or ())
+        place = room.take(self.waiting[0].num_gpus) if self.waiting else None
+        return None if place is None else (self.waiting.popleft(), place)
+
+
+def run_orders(orders: Iterable[Order], *, width: int = 1) -> Generator[Launch]:
+    """Make every launch, *width* at a time, and yield each as it ends."""
+    with closing(run_jobs([iter([list(orders)])], Room(width))) as running:
+        for _, launch in running:
+            yield launch
+
+
+def run_jobs(
+    jobs: Sequence[Iterator[Sequence[Order]]], room: Room
+) -> Generator[tuple[int, Launch]]:
+    """Make the launches of every job, as many at a time as *room* has place for.
+
+    A job is asked for its next launches once all of its last ones were yielded, with its number,
+    each as it ends. No child outlives the iteration, whether it ends, is closed or is interrupted;
+    nor this process.
     """
-    waiting, running, places = deque(orders), list[_Child](), count()
+    queue, running, places = [_Job(job) for job in jobs], list[_Child](), count()
     folder = Path(tempfile.mkdtemp(prefix="dflash-diagnose-"))
     try:
-        while waiting or running:
-            while waiting and len(running) < width:
-                started = _start(waiting.popleft(), folder / str(next(places)))
-                if isinstance(started, Launch):
-                    yield started
-                else:
-                    running.append(started)
+        while not all(job.over for job in queue):
+            for number, job in enumerate(queue):
+                while (taken := job.take(room)) is not None:
+                    order, gpus = taken
+                    started = _start(order, folder / str(next(places)), gpus=room.visible(gpus))
+                    if isinstance(started, Launch):
+                        room.give_back(gpus)
+                        yield number, started
+                    else:
+                        started.job, started.gpus = number, gpus
+                        running.append(started)
+                        job.num_running += 1
             if running:
                 child = _next_to_end(running)
+                launch = _launch_of(child)
                 running.remove(child)
-                yield _launch_of(child)
+                queue[child.job].num_running -= 1
+                room.give_back(child.gpus)
+                yield child.job, launch
     finally:
         for child in running:
             _end(child)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start(order: Order, folder: Path) -> _Child | Launch:
+def _start(order: Order, folder: Path, *, gpus: str) -> _Child | Launch:
     folder.mkdir()
     words = [sys.executable, "-m", "dflash.diagnose.child", order.address]
     words += ["--variant", order.variant, "--part", order.part, "--seed", str(order.seed)]
@@ -97,7 +137,7 @@ def _start(order: Order, folder: Path) -> _Child | Launch:
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=subprocess.STDOUT,
-                env=_environment(),
+                env=_environment(gpus),
                 start_new_session=True,
             )
         except OSError as error:
@@ -108,9 +148,14 @@ def _start(order: Order, folder: Path) -> _Child | Launch:
     return _Child(order, folder, process)
 
 
-def _environment() -> dict[str, str]:
-    """This process's, with faulthandler on from the first line and this package importable."""
+def _environment(gpus: str) -> dict[str, str]:
+    """This process's, with faulthandler on from the first line and this package importable.
+
+    Without *gpus*, as CUDA_VISIBLE_DEVICES lists them, a child sees all that this process sees.
+    """
     environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = gpus
     if "site-packages" not in ROOT.parts:
         paths = [str(ROOT), *environment.get("PYTHONPATH", "").split(os.pathsep)]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
@@ -132,7 +177,7 @@ def _next_to_end(running: list[_Child]) -> _Child:
 
 def _end(child: _Child) -> None:
     """Kill the child and whatever it started."""
-    with contextlib.suppress(ProcessLookupError):
+    with suppress(ProcessLookupError):
         os.killpg(child.process.pid, signal.SIGKILL)
     child.process.wait()
 

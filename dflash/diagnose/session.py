@@ -1,12 +1,10 @@
-"""One call of ``dflash diagnose``: several failure modes after one another, and the advice."""
+"""One call of ``dflash diagnose``: several failure modes, and the advice."""
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
 
 from dflash.diagnose.examine import Plan, address_of, examine
-from dflash.diagnose.findings import Diagnosis, Finding, Launch
+from dflash.diagnose.findings import Diagnosis, Launch
 from dflash.diagnose.launch import Order, run_orders
 from dflash.diagnose.machine import Machine
 from dflash.errors import UsageError
@@ -33,10 +31,7 @@ def diagnose(
     begun_s = time.monotonic()
     if plan.step:
         _check_step(modes, plan)
-    findings: list[Finding] = []
-    with suppress(KeyboardInterrupt):
-        for mode in modes:
-            findings += [examine(mode, machine, plan=plan, watch=partial(watch, mode.slug))]
+    findings = examine(modes, machine, plan=plan, watch=watch)
     complete, advice = len(findings) == len(modes), None
     if counts is not None and complete:
         from dflash.diagnose.matrix import advise

@@ -43,7 +43,6 @@ class FailureMode:
         chance: whether it takes luck to see; without, one launch decides.
         affected: torch's minor version, "2.11", to whether it has the failure. A version that is
             not listed is not known. Empty: the failure is in the program, not in torch.
-        alone: launches never run beside others, since that would change the number.
         reproduce_step: ``(make_step, *, faulty: bool, seed: int = 0) -> float``: the same with a
             user's step; ``make_step(device)`` returns a callable and a tuple of its inputs.
         detect: the lines of a finished run that show that it suffered from this; none where it did
@@ -67,6 +66,5 @@ class FailureMode:
     affected: Mapping[str, bool] = field(default_factory=dict)
     time_limit_s: float = 60.0
     control: Callable[..., float] | None = None
-    alone: bool = False
     reproduce_step: Callable[..., float] | None = None
     detect: Callable[["FinishedRun"], Iterable[str]] | None = None

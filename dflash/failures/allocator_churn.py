@@ -130,7 +130,6 @@ MODE = FailureMode(
     part_on_cpu=on_cpu,
     child=True,
     deaths=frozenset({"out of memory"}),
-    alone=True,
     detect=_growing,
     time_limit_s=120.0,
 )

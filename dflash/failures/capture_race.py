@@ -109,7 +109,6 @@ MODE = FailureMode(
     deaths=frozenset({"cuda error", "signal"}),
     chance=True,
     control=control,
-    alone=True,
     detect=lambda run: run.lines_with(
         "not permitted when stream is capturing", "due to a previous error during capture"
     ),

@@ -103,6 +103,5 @@ MODE = FailureMode(
     chance=True,
     affected={"2.11": True},
     time_limit_s=75.0,
-    alone=True,
     detect=_stacks,
 )

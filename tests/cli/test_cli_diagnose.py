@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from dflash.cli.__main__ import main
 from dflash.diagnose import select
-from dflash.diagnose.findings import Diagnosis
+from dflash.diagnose.findings import Diagnosis, Launch
 from dflash.failures import FailureMode, all_modes
 
 HERE = Path(__file__).parent
@@ -153,16 +153,17 @@ def test_a_report_that_cannot_be_written_is_said_before_anything_is_launched(
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_diagnosis_keeps_the_modes_that_are_done(
-    fakes: Use, fake: Named, signum: int
+    fakes: Use, fake: Named, *, signum: int, tmp_path: Path
 ) -> None:
-    done, broken = fake("NUMBER"), fake("QUIET")
-    fakes(done, broken)
+    done = fake("NUMBER")
+    fakes(done, fake("LINGER"))  # which goes on for a minute
 
-    def interrupt(slug: str, _launch: object) -> None:
-        if slug == broken.slug:
+    def interrupt(slug: str, launch: Launch) -> None:
+        if (slug, launch.variant) == (done.slug, "sound"):
             os.kill(os.getpid(), signum)
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIDS", str(tmp_path))
         patch.setattr("dflash.cli.diagnose._talk_of", interrupt)
         assert main(["diagnose", "all", "--json", "found.json"]) == 130
     found = Diagnosis.model_validate_json(Path("found.json").read_text(encoding="utf-8"))

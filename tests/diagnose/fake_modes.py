@@ -68,6 +68,21 @@ def linger() -> float:
     return hang()
 
 
+def see_gpu() -> float:
+    """Return the number of the only GPU that is shown."""
+    time.sleep(0.2)
+    return float(os.environ["CUDA_VISIBLE_DEVICES"])
+
+
+def meet() -> float:
+    """Return how many came to the folder named by MEETING within five seconds, two at most."""
+    place, deadline = Path(os.environ["MEETING"]), time.monotonic() + 5
+    (place / str(os.getpid())).touch()
+    while len(found := list(place.iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return float(len(found))
+
+
 def cuda() -> float:
     raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
@@ -98,6 +113,8 @@ def be_killed() -> float:
 SEGV = fake("segv", crash, "signal")
 HANG = fake("hang", hang, "hang", chance=False, limit_s=1.5)
 LINGER = fake("linger", linger, "hang")
+GPU = fake("gpu", see_gpu)
+MEET, ALSO_MEET = (fake(slug, meet, chance=False) for slug in ("meet", "also-meet"))
 CUDA = fake("cuda", cuda, "cuda error")
 MEMORY = fake("memory", memory, "out of memory")
 THREAD = fake("thread", lose_a_thread, "exception")

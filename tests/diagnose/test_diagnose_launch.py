@@ -1,16 +1,19 @@
 """A child's end is told for what it was, and no child outlives its parent."""
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dflash.diagnose.findings import Launch
-from dflash.diagnose.launch import Order, run_orders
+from dflash.diagnose.launch import Order, run_jobs, run_orders
+from dflash.diagnose.room import Room, room_of
 
 ROOT = Path(__file__).parents[2]
 PARENT = """
@@ -94,6 +97,68 @@ def test_an_interpreter_that_cannot_be_started_is_no_verdict(
 def test_launches_go_side_by_side_and_all_come_back() -> None:
     orders = [Order(address="fake_modes:QUIET", variant="sound", seed=s) for s in range(5)]
     assert sorted(launch.seed for launch in run_orders(orders, width=3)) == [0, 1, 2, 3, 4]
+
+
+def test_launches_on_gpus_have_one_each_to_themselves() -> None:
+    orders = [Order(address="fake_modes:GPU", variant="faulty", num_gpus=1) for _ in range(4)]
+    spans: dict[float, list[tuple[float, float]]] = {}
+    for _, launch in run_jobs([iter([orders])], Room(width=1, gpus=("3", "5"))):
+        now = time.monotonic()
+        assert launch.value is not None, launch.message
+        spans.setdefault(launch.value, []).append((now - launch.wall_s, now))
+    assert sorted(spans) == [3.0, 5.0]
+    for mine in spans.values():
+        assert all(one[1] <= other[0] + 0.1 for one, other in itertools.pairwise(sorted(mine)))
+
+
+def test_launches_of_different_jobs_go_beside_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEETING", str(tmp_path))
+    jobs = [
+        iter([[Order(address=f"fake_modes:{name}", variant="faulty")]])
+        for name in ("MEET", "ALSO_MEET")
+    ]
+    assert sorted((n, one.value) for n, one in run_jobs(jobs, Room(width=2))) == [(0, 2), (1, 2)]
+
+
+def test_a_job_is_asked_for_its_next_launches_after_its_last_ones_were_seen() -> None:
+    seen: list[int] = []
+
+    def rounds() -> Iterator[list[Order]]:
+        yield [Order(address="fake_modes:QUIET", variant="sound", seed=s) for s in (0, 1)]
+        assert sorted(seen) == [0, 1]
+        yield []
+        yield [Order(address="fake_modes:QUIET", variant="sound", seed=2)]
+
+    for _, launch in run_jobs([rounds()], Room(width=4)):
+        seen.append(launch.seed)
+    assert sorted(seen) == [0, 1, 2]
+
+
+def test_room_is_given_to_gpus_first_and_to_the_rest_up_to_its_width() -> None:
+    room = Room(width=2, gpus=("a", "b"))
+    assert room.take(0) == ()
+    assert room.take(1) == ("a",)
+    assert room.take(0) is None  # two run already
+    assert room.take(2) is None
+    assert room.take(1) == ("b",)  # which waits for GPUs alone
+    room.give_back(("a",))
+    assert room.take(2) is None
+    room.give_back(("b",))
+    assert room.take(2) == ("a", "b")
+
+
+def test_the_gpus_of_a_room_are_those_that_this_process_was_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, GPU-7f")
+    assert room_of(2, 16) == Room(8, ("4", "GPU-7f"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert room_of(2, 3) == Room(2, ("0", "1"))
+    assert room_of(0, 1) == Room(1, ())
+    assert Room(1, ("0", "1")).visible(("1",)) == "1"
+    assert Room(1, ("0",)).visible(("0",)) == ""  # nothing to hide
 
 
 def alive(pid: int) -> bool:

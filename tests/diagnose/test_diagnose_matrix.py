@@ -114,7 +114,9 @@ def test_a_machine_without_gpus_runs_the_part_for_the_cpu_and_says_what_it_leave
 
 def test_what_cannot_run_here_is_not_applicable_and_launches_nothing() -> None:
     mode = dataclasses.replace(fake_modes.SEGV, device="gpu")
-    found = examine(mode, machine(0), plan=Plan(), watch=lambda _: pytest.fail("launched"))
+    (found,) = examine(
+        [mode], machine(0), plan=Plan(), watch=lambda slug, _: pytest.fail(f"{slug} was launched")
+    )
     assert (found.verdict, found.severity) == ("not applicable", "none")
     assert (found.remedy_verified, found.launches) == ("not run", [])
 
@@ -130,7 +132,7 @@ def test_levels_are_launches() -> None:
 
 
 def test_a_whole_examination_ends_in_a_finding() -> None:
-    found = examine(fake_modes.THREAD, machine(0), plan=Plan(level="quick"))
+    (found,) = examine([fake_modes.THREAD], machine(0), plan=Plan(level="quick"))
     assert (found.verdict, found.remedy_verified) == ("reproduced", "yes")
     assert found.faulty is not None
     assert (found.faulty.shown, found.faulty.launches) == (5, 5)

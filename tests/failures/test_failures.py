@@ -43,7 +43,9 @@ def found(slug: str) -> Finding:
     fit = applies(mode, machine())
     if fit.part is None:
         pytest.skip(fit.not_run)
-    return examine(mode, machine(), plan=Plan(level="quick", trials=3 if mode.chance else 1))
+    plan = Plan(level="quick", trials=3 if mode.chance else 1)
+    (finding,) = examine([mode], machine(), plan=plan)
+    return finding
 
 
 def evidence_of(finding: Finding, variant: str) -> list[Launch]:

@@ -16,7 +16,8 @@ pytestmark = [
 
 
 def found(slug: str) -> Finding:
-    return examine(mode_called(slug), look(), plan=Plan(level="quick"))
+    (finding,) = examine([mode_called(slug)], look(), plan=Plan(level="quick"))
+    return finding
 
 
 def marks(finding: Finding, variant: str, kind: str) -> list[Mark]:

@@ -25,7 +25,10 @@ from dflash_bench.weather import Watch
 TURN_S = 4.0
 """Longer turns are cut: what takes turns should do so often."""
 
-LEAST_STEPS = 3
+LEAST_STEPS = 2
+LONG_STEP_S = 0.5
+"""One untimed step of this length is lead-in enough for a turn."""
+
 ASSUMED_FLOPS = 5e14
 """Of a GPU a second, to guess how long a step takes before there is one."""
 
@@ -163,7 +166,8 @@ def setting_of(
         return setting
     step_s = flop / len(used) / ASSUMED_FLOPS
     steps = max(LEAST_STEPS, min(plan.turn_steps, round(TURN_S / step_s)))
-    return replace(setting, turn_steps=min(plan.turn_steps, steps))
+    setting = replace(setting, turn_steps=min(plan.turn_steps, steps))
+    return replace(setting, lead_in_steps=1) if step_s >= LONG_STEP_S else setting
 
 
 def _parts(

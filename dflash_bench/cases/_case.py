@@ -16,9 +16,6 @@ from dflash_bench.subjects import Subject
 
 Lengths = Literal["fixed", "variable"]
 
-LEAD_IN_STEPS = 2
-"""Untimed at the start of a turn: caches and clocks are those of whoever had the turn before."""
-
 TOLD_STEPS = 4096
 """Timed steps of which it is told beforehand what each is worth."""
 
@@ -33,6 +30,8 @@ class Setting:
         devices: of the drafters, one each; the first is the one that is timed.
         target_device: for cases that run a target.
         turn_steps: timed steps in a turn.
+        lead_in_steps: untimed ones before them, when caches and clocks are those of whoever had the
+            turn before.
         matmul: as ``precision.matmul``.
         drafter: a run folder or checkpoint to decode with; random weights without.
         data: what the pipeline trains on, as ``data.train``, or one file of prompts to decode.
@@ -45,6 +44,7 @@ class Setting:
     devices: tuple[str, ...] = ("cpu",)
     target_device: str = "cpu"
     turn_steps: int = 10
+    lead_in_steps: int = 2
     matmul: Matmul = "bf16"
     seed: int = 0
     drafter: str = ""

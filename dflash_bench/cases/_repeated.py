@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dflash.execution import capture_watch
-from dflash_bench.cases._case import LEAD_IN_STEPS, TOLD_STEPS, Found, Setting
+from dflash_bench.cases._case import TOLD_STEPS, Found, Setting
 from dflash_bench.compile_clock import CompileClock
 from dflash_bench.counters import Counters
 from dflash_bench.timing import time_steps
@@ -82,10 +82,10 @@ class Repeated:
         }
 
     def turn(self) -> list[float]:
-        in_turn = LEAD_IN_STEPS + self.setting.turn_steps
+        in_turn = self.setting.lead_in_steps + self.setting.turn_steps
         times = time_steps(self._reading, in_turn, self.work.device)
         self._counters.read(self._number)
-        return [time_ms / self.work.calls for time_ms in times[LEAD_IN_STEPS:]]
+        return [time_ms / self.work.calls for time_ms in times[self.setting.lead_in_steps :]]
 
     def so_far(self) -> Found:
         return {"memory": self._counters.memory(), "graphs": self._counters.graphs()}
@@ -95,11 +95,11 @@ class Repeated:
 
     def _timed_numbers(self) -> Iterator[int]:
         """The numbers of the first timed steps: 0 is the first of all, and turns have a lead-in."""
-        in_turn = LEAD_IN_STEPS + self.setting.turn_steps
+        in_turn = self.setting.lead_in_steps + self.setting.turn_steps
         after_lead_in = (
             1 + turn * in_turn + number
             for turn in count()
-            for number in range(LEAD_IN_STEPS, in_turn)
+            for number in range(self.setting.lead_in_steps, in_turn)
         )
         return islice(after_lead_in, TOLD_STEPS)
 

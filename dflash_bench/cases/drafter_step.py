@@ -12,7 +12,7 @@ import torch
 
 from dflash.errors import ConfigError
 from dflash.execution import CAPTURING, SEALABLE, Mode, capture_watch, choose_mode
-from dflash_bench.cases._case import LEAD_IN_STEPS, TOLD_STEPS, Case, Found, Setting
+from dflash_bench.cases._case import TOLD_STEPS, Case, Found, Setting
 from dflash_bench.compile_clock import CompileClock
 from dflash_bench.counters import Counters
 from dflash_bench.drafters import PADDED, Drafters, is_naive, lengths_of
@@ -78,13 +78,15 @@ class DrafterStep:
 
     def turn(self) -> list[float]:
         """Time some steps, each by itself."""
-        times_ms = self.drafters.steps(self.turn_steps, lead_in=LEAD_IN_STEPS)
+        times_ms = self.drafters.steps(self.turn_steps, lead_in=self.setting.lead_in_steps)
         self.counters.read(self._made)
         return times_ms
 
     def bare(self) -> float:
         """Time as many steps by the clock before the first and after the last."""
-        return self.drafters.steps(self.turn_steps, lead_in=LEAD_IN_STEPS, bare=True)[0]
+        return self.drafters.steps(self.turn_steps, lead_in=self.setting.lead_in_steps, bare=True)[
+            0
+        ]
 
     def so_far(self) -> Found:
         """Read every counter."""
@@ -103,7 +105,9 @@ class DrafterStep:
         """Read every counter, and only then do what would change them."""
         found, more = self.so_far(), dict[str, object]()
         if not is_naive(self.setting) and self.setting.mode in SEALABLE:
-            times_ms = self.drafters.steps(METRIC_STEPS, lead_in=LEAD_IN_STEPS, part="metric")
+            times_ms = self.drafters.steps(
+                METRIC_STEPS, lead_in=self.setting.lead_in_steps, part="metric"
+            )
             more["metric ms"] = statistics.median(times_ms)
         if self.setting.profile:
             seen = profile_steps(

@@ -14,7 +14,7 @@ from bench_subjects import Timed
 from dflash.errors import MissingError, UsageError
 from dflash.measurement import Bench
 from dflash_bench.cases._case import Case, Setting
-from dflash_bench.session import BenchPlan, run_bench, settled_devices
+from dflash_bench.session import BenchPlan, run_bench, setting_of, settled_devices
 from dflash_bench.shapes import named_shape
 from dflash_bench.weather import Watch
 
@@ -188,3 +188,14 @@ def test_drafters_take_the_devices_in_turn(monkeypatch: pytest.MonkeyPatch) -> N
     assert settled_devices(plan) == ("cuda:0", "cuda:1", "cuda:0")
     assert settled_devices(replace(plan, devices=("cuda:1",))) == ("cuda:1",) * 3
     assert settled_devices(replace(plan, drafters=1)) == ("cuda:0",)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "timed", "lead_in"), [(0.02, 10, 2), (0.8, 5, 1), (1.3, 3, 1), (30.0, 2, 1)]
+)
+def test_long_steps_make_short_turns(step_s: float, timed: int, lead_in: int) -> None:
+    flop = step_s * 5e14  # what a GPU is taken to do in that time
+    case = replace(FAKE, flop=lambda _: flop)
+    (shape,) = PLAN.shapes
+    setting = setting_of(PLAN, case, shape=shape, lengths="fixed", devices=("cuda:0",))
+    assert (setting.turn_steps, setting.lead_in_steps) == (timed, lead_in)

@@ -139,6 +139,11 @@ class Comparison(_Facts):
     pairs: int
     precision: float = Field(description="smallest relative difference that counts")
     verdict: Verdict
+    slow_steps_count: bool = Field(
+        default=False,
+        description="slow steps come in most turns of one, so the ratio is of mean steps, else of"
+        " typical ones",
+    )
 
 
 class Spoiled(_Facts):

@@ -12,7 +12,15 @@ from dflash_bench.grouping import CONTEXT_GIB, Grouping, group_modes
 from dflash_bench.overhead import overhead_share
 from dflash_bench.own_process import Numbered
 from dflash_bench.rows import Beside, row_of, skipped_row
-from dflash_bench.statistics import LOOKS, MIN_PAIRS, compare_turns, is_enough, rate
+from dflash_bench.statistics import (
+    LOOKS,
+    MIN_PAIRS,
+    Turns,
+    compare_turns,
+    is_enough,
+    rate,
+    slow_steps_count,
+)
 from dflash_bench.subjects import Subject
 from dflash_bench.timing import MatrixProduct, matrix_tflops
 from dflash_bench.turns import Child, keep_what_is_known, make_ready, state_of, take_turns
@@ -116,7 +124,7 @@ class Part:
         found = []
         for mode, pairing in self._pairings.items():
             compared = self._compared(pairing, baseline)
-            if compared is not None:
+            if compared is not None and baseline is not None:
                 ratio, verdict = compared
                 found.append(
                     Comparison(
@@ -126,6 +134,7 @@ class Part:
                         pairs=pairing.count,
                         precision=self.limits.precision,
                         verdict=verdict,
+                        slow_steps_count=slow_steps_count(*_turns_of(pairing, baseline)),
                     )
                 )
         return found
@@ -238,8 +247,7 @@ class Part:
     ) -> tuple[Estimate, Verdict] | None:
         if baseline is None or baseline is pairing.child or pairing.child.failure is not None:
             return None
-        theirs = baseline.turns[pairing.begin : pairing.begin + pairing.count]
-        ours = pairing.child.turns[: pairing.count]
+        ours, theirs = _turns_of(pairing, baseline)
         if baseline.failure is not None or min(len(ours), len(theirs)) < MIN_PAIRS:
             return None
         return compare_turns(ours, theirs, precision=self.limits.precision)
@@ -256,3 +264,8 @@ class Part:
                 self._finished.add(name)
                 child.finish()
                 self.say(f"{name}: {state_of(child)}")
+
+
+def _turns_of(pairing: _Pairing, baseline: Child) -> tuple[Turns, Turns]:
+    begin, count = pairing.begin, pairing.count
+    return pairing.child.turns[:count], baseline.turns[begin : begin + count]

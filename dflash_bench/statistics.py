@@ -3,7 +3,8 @@
 **Ratio.** A turn counts as the mean of its middle half, so that spikes do not move it. Turn i of
 one and turn i of the other are neighbours in time (A B B A), so drift that both see cancels in the
 logarithm of their ratio; what is left of it changes its sign from pair to pair. The ratio is the
-mean of the middle half of the pairs.
+mean of the middle half of the pairs. Where slow steps are no spikes but come in most turns, so that
+they change the ratio by ``TAIL`` or more, every step of a turn counts.
 
 **Interval.** Moving blocks of an even number of pairs are resampled, longer ones where there are
 many pairs, so that drift of the ratio itself counts. The percentiles are widened by Student's t
@@ -37,6 +38,9 @@ MIN_PAIRS = 4
 LOOKS = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Numbers of pairs after which ``is_enough`` may be asked whether to stop."""
 
+TAIL = 0.05
+"""By how much more the slow steps of one must change its mean turn for them to count."""
+
 RATIO_LEVEL = 0.99
 LEVEL = 0.95
 RESAMPLES = 2000
@@ -60,10 +64,18 @@ def compare_turns(
     num_pairs = min(len(one), len(other))
     if num_pairs < MIN_PAIRS:
         raise ValueError(f"{num_pairs} pairs of turns; a comparison takes {MIN_PAIRS} or more")
-    pairs = turn_logs(one[:num_pairs]) - turn_logs(other[:num_pairs])
+    pairs = _pair_logs(one[:num_pairs], other[:num_pairs])
     random = np.random.default_rng(seed)
     ratio = _estimate(_middle(pairs), _resampled(pairs, random), level=RATIO_LEVEL, count=num_pairs)
     return ratio, verdict_of(ratio, precision=precision)
+
+
+def slow_steps_count(one: Turns, other: Turns) -> bool:
+    """Whether ``compare_turns`` takes every step into account, and not the typical ones only."""
+    num_pairs = min(len(one), len(other))
+    typical = turn_logs(one[:num_pairs]) - turn_logs(other[:num_pairs])
+    every = _mean_logs(one[:num_pairs]) - _mean_logs(other[:num_pairs])
+    return bool(abs(_middle(every) - _middle(typical)) > math.log1p(TAIL))
 
 
 def compare_apart(one: Turns, other: Turns, *, seed: int = 0) -> Estimate:
@@ -178,6 +190,15 @@ def fit_exponent(values: Sequence[float], times: Sequence[float]) -> Estimate:
 def turn_logs(turns_ms: Turns) -> Floats:
     """Logarithm of the mean of the middle half of every turn."""
     return np.array([math.log(float(_middle(np.asarray(turn, float)))) for turn in turns_ms])
+
+
+def _mean_logs(turns_ms: Turns) -> Floats:
+    return np.log([np.mean(turn) for turn in turns_ms])
+
+
+def _pair_logs(one: Turns, other: Turns) -> Floats:
+    logs = _mean_logs if slow_steps_count(one, other) else turn_logs
+    return logs(one) - logs(other)
 
 
 def _middle(values: Floats) -> Floats:

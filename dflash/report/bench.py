@@ -1,7 +1,14 @@
 """A bench as lines of at most 78 columns; ``style_of`` says which of them stand out."""
 
 from dflash.measurement import Bench, Scaling
-from dflash.report.bench_columns import Group, groups, other_comparisons, remarks, tables
+from dflash.report.bench_columns import (
+    Group,
+    groups,
+    other_comparisons,
+    remarks,
+    slow_remarks,
+    tables,
+)
 from dflash.report.bench_texts import (
     comparison_text,
     conditions,
@@ -48,7 +55,8 @@ def _group_lines(group: Group) -> list[str]:
     lines = title_lines(group.title)
     for table in tables(group):
         lines += [*table_lines(table), ""]
-    lines += (line for sign, text in remarks(group.rows) for line in wrapped(sign, text))
+    said = [*slow_remarks(group), *remarks(group.rows)]
+    lines += (line for sign, text in said for line in wrapped(sign, text))
     return lines if lines[-1] else lines[:-1]
 
 

@@ -203,6 +203,19 @@ def remarks(rows: Sequence[Row], *, with_shape: bool = False) -> Iterator[tuple[
             yield "??", f"{name(row)}: {row.why}"
 
 
+def slow_remarks(group: Group) -> Iterator[tuple[str, str]]:
+    """Sign and sentence of every comparison in which slow steps count."""
+    for row in group.rows:
+        found = group.compared.get(row.name)
+        if found is not None and found.slow_steps_count and row.step_ms is not None:
+            steps = [step_ms for turn in row.turns_ms for step_ms in turn]
+            mean, median = number(sum(steps) / len(steps)), number(row.step_ms.median)
+            ratio = (
+                f"{row.mode} or {group.baseline} has slow steps in most turns; the ratio is"
+            )
+            yield "??", f"{ratio} of all steps: {mean} ms is {row.mode}'s mean, {median} its median"
+
+
 def _told(failed: Failed) -> str:
     message = "".join(letter if letter.isprintable() else " " for letter in failed.message)
     return shorten(f"{failed.type}: {message}".rstrip(": "), MOST_TOLD, placeholder=" ..")

@@ -6,7 +6,15 @@ from html import escape
 from textwrap import dedent
 
 from dflash.measurement import Bench, Row
-from dflash.report.bench_columns import Group, Table, groups, other_comparisons, remarks, tables
+from dflash.report.bench_columns import (
+    Group,
+    Table,
+    groups,
+    other_comparisons,
+    remarks,
+    slow_remarks,
+    tables,
+)
 from dflash.report.bench_figures import (
     anchor,
     colours,
@@ -78,6 +86,7 @@ def _section(parts: Sequence[Group]) -> Iterator[str]:
             yield f"<h4>{escape(part.lengths)} lengths</h4>"
         for table in tables(part):
             yield from _table(table)
+        yield from _said(slow_remarks(part))
         yield from _said(remarks([row for row in part.rows if row.state != "failed"]))
         yield from _failures(part.rows)
         yield from _more(part.rows)

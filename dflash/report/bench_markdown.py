@@ -3,7 +3,15 @@
 from collections.abc import Iterator, Sequence
 
 from dflash.measurement import Bench
-from dflash.report.bench_columns import Table, groups, other_comparisons, remarks, summary, tables
+from dflash.report.bench_columns import (
+    Table,
+    groups,
+    other_comparisons,
+    remarks,
+    slow_remarks,
+    summary,
+    tables,
+)
 from dflash.report.bench_texts import (
     comparison_text,
     conditions,
@@ -28,7 +36,7 @@ def bench_markdown(bench: Bench) -> str:
         if all(row.name in covered for row in group.rows):
             continue
         lines += [f"#### {plain(group.title)}", "", *markdown_table(summary(group)), ""]
-        lines += bullets(remarks(group.rows))
+        lines += bullets([*slow_remarks(group), *remarks(group.rows)])
         rest = tables(group)[1:]
         folded = [line for table in rest for line in ("", *markdown_table(table))]
         lines += _folded(", ".join(table.headings[0] for table in rest), folded)

@@ -84,7 +84,7 @@ class Long(Sound):
 class Timed:
     """Says of its steps what its setting's mode tells it to; knows no clock."""
 
-    STEP_MS: ClassVar[dict[str, float]] = {"base": 10.0, "same": 10.0, "quick": 5.0}
+    STEP_MS: ClassVar = {"base": 10.0, "same": 10.0, "quick": 5.0, "halting": 10.0}
     UNITS = 100.0
 
     def __init__(self, setting: Any, log: Path | None = None) -> None:  # noqa: ANN401 - no import
@@ -116,7 +116,10 @@ class Timed:
         if self.mode == "interrupt twice":
             os.kill(os.getppid(), signal.SIGINT)
         step_ms = self.STEP_MS.get(self.mode, 10.0)
-        return [step_ms * self.random.uniform(0.999, 1.001) for _ in range(self.num_steps)]
+        times_ms = [step_ms * self.random.uniform(0.999, 1.001) for _ in range(self.num_steps)]
+        if self.mode == "halting":
+            times_ms[0] *= 2 * self.num_steps
+        return times_ms
 
     def bare(self) -> float:
         return self.STEP_MS[self.mode] / 1.25

@@ -13,6 +13,7 @@ from bench_subjects import Timed
 
 from dflash.errors import MissingError, UsageError
 from dflash.measurement import Bench
+from dflash.report.bench import bench_lines
 from dflash_bench.cases._case import Case, Setting
 from dflash_bench.session import BenchPlan, run_bench, setting_of, settled_devices
 from dflash_bench.shapes import named_shape
@@ -99,6 +100,16 @@ def test_modes_that_fail_are_rows_with_their_failure_mode_and_the_rest_goes_on(r
     assert [one.row for one in found.comparisons] == [quick.name]
     assert base.name == "fake tiny fixed base"
     assert found.complete
+
+
+def test_a_mode_that_is_quick_but_for_one_step_a_turn_is_not_faster(run: Run) -> None:
+    found = run(replace(FAKE, modes=("base", "halting")))
+    (halting,) = found.comparisons
+    assert halting.slow_steps_count
+    assert halting.verdict == "slower"
+    assert halting.ratio.value == pytest.approx(2.9, rel=0.01)  # (9 + 20) / 10
+    shown = " ".join(" ".join(bench_lines(found)).split())
+    assert "the ratio is of all steps: 29.0" in shown
 
 
 def test_an_interrupt_keeps_what_is_known_and_leaves_no_child(

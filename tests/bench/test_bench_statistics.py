@@ -13,6 +13,7 @@ from dflash_bench.statistics import (
     fit_exponent,
     is_enough,
     rate,
+    slow_steps_count,
     spread,
     step_interval,
     verdict_of,
@@ -86,6 +87,27 @@ def test_one_turn_that_somebody_disturbed_does_not_move_the_ratio() -> None:
     ratio, found = compare_turns(one, other, precision=0.01)
     assert ratio.value == pytest.approx(calm.value, rel=0.002)
     assert found == "same"
+
+
+def test_slow_steps_of_most_turns_count() -> None:
+    """A step in ten takes ten times as long: 1.9 times the mean, and the median is the same."""
+    one, other = turns(2, seed=1, steps=10, count=16), turns(2, seed=2, steps=10, count=16)
+    assert not slow_steps_count(one, other)
+    for turn in one:
+        turn[3] *= 10
+    ratio, found = compare_turns(one, other, precision=0.01)
+    assert slow_steps_count(one, other)
+    assert slow_steps_count(other, one)
+    assert ratio.value == pytest.approx(1.9, rel=0.02)
+    assert found == "slower"
+
+
+def test_slow_steps_of_both_leave_the_typical_ones_to_tell() -> None:
+    one, other = turns(2, seed=1, steps=10, count=16), turns(2, seed=2, steps=10, count=16)
+    for turn in (*one, *other):
+        turn[3] *= 10
+    assert not slow_steps_count(one, other)
+    assert compare_turns(one, other, precision=0.01)[1] == "same"
 
 
 def test_fewer_turns_of_one_are_paired_with_the_first_of_the_other() -> None:

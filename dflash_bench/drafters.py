@@ -24,8 +24,8 @@ from dflash_bench.timing import time_steps
 Part = Literal["normal", "metric"]
 Result = TypeVar("Result")
 LR = 1e-5
-"""Low, so that steps on one random batch hardly learn it: at 1e-4 the 8B shape fell from 12 to 5 in
-eight steps, and modes that agree to the last bits of bf16 were 1 % apart by then."""
+"""Low, so that steps on one random batch hardly learn it: at 1e-4 the first eight steps of the 8B
+shape had a mean loss of 8.5, from ln V = 11.9, and eager and compiled steps were 1.3 % apart."""
 
 PADDED: tuple[Mode, ...] = ("warmed", "graphed")
 """Modes that know one shape, so that the feed pads every batch to T."""

@@ -16,13 +16,16 @@ MAX_PAIRS = 24
 LONGEST_S = 20.0
 """After which there are no more pairs than an interval takes."""
 
+LONGEST_TURN_MS = 2000.0
+"""In longer turns what measuring costs is lost, and finding that out takes minutes."""
+
 
 def overhead_share(child: Child, watch: Watch, *, say: Callable[[str], None]) -> Estimate | None:
     """Return by what share measured steps take longer than bare ones, with a 99 % interval.
 
-    None where the child has no bare turns or fails.
+    None where the child has no bare turns or fails, or its turns are long.
     """
-    if child.bare() is None:
+    if sum(child.turns[-1]) > LONGEST_TURN_MS or child.bare() is None:
         return None
     say("what measuring costs: turns with it and without")
     measured: list[list[float]] = []

@@ -210,9 +210,7 @@ def slow_remarks(group: Group) -> Iterator[tuple[str, str]]:
         if found is not None and found.slow_steps_count and row.step_ms is not None:
             steps = [step_ms for turn in row.turns_ms for step_ms in turn]
             mean, median = number(sum(steps) / len(steps)), number(row.step_ms.median)
-            ratio = (
-                f"{row.mode} or {group.baseline} has slow steps in most turns; the ratio is"
-            )
+            ratio = f"{row.mode} or {group.baseline} has slow steps in most turns; the ratio is"
             yield "??", f"{ratio} of all steps: {mean} ms is {row.mode}'s mean, {median} its median"
 
 

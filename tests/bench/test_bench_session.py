@@ -83,6 +83,13 @@ def test_what_measuring_costs_is_a_share_of_a_bare_step(usual: Bench) -> None:
     assert costs.low < costs.value < costs.high
 
 
+def test_what_measuring_costs_is_not_asked_of_turns_of_seconds(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflash_bench.overhead.LONGEST_TURN_MS", 99.0)  # ten steps of ten
+    assert run(replace(FAKE, modes=("base",))).overhead_share is None
+
+
 def test_modes_that_fail_are_rows_with_their_failure_mode_and_the_rest_goes_on(run: Run) -> None:
     modes = ("base", "trees", "crash", "early", "quick")
     found = run(replace(FAKE, modes=modes))

@@ -63,12 +63,12 @@ def test_the_record_of_a_shape_is_what_json_reads_back() -> None:
 
 def test_varying_lengths_come_each_as_often_in_an_order_that_changes() -> None:
     lengths = batch_lengths(3072, on_gpu=True)
-    assert len(lengths) == 4
+    assert len(lengths) == 3
     assert all(length % 128 == 0 for length in lengths)
     assert lengths[-1] == 3072
     assert abs(lengths[0] - 0.35 * 3072) <= 64
     rounds = [
-        [length_of_step(4 * turn + place, lengths, seed=0) for place in range(4)]
+        [length_of_step(3 * turn + place, lengths, seed=0) for place in range(3)]
         for turn in range(20)
     ]
     assert all(sorted(each) == list(lengths) for each in rounds)
@@ -77,6 +77,6 @@ def test_varying_lengths_come_each_as_often_in_an_order_that_changes() -> None:
     assert other != [length_of_step(number, lengths, seed=0) for number in range(40)]
 
 
-def test_a_batch_too_short_for_four_lengths_has_fewer() -> None:
+def test_a_batch_too_short_for_three_lengths_has_fewer() -> None:
     assert batch_lengths(256, on_gpu=True) == (128, 256)
-    assert batch_lengths(256, on_gpu=False) == (88, 144, 200, 256)
+    assert batch_lengths(256, on_gpu=False) == (88, 176, 256)

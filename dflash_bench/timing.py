@@ -21,12 +21,13 @@ def time_steps(run: Callable[[int], object], count: int, device: torch.device) -
             run(number)
             times.append((time.perf_counter() - started) * 1e3)
         return times
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    marks[0].record()
-    for number in range(count):
-        run(number)
-        marks[number + 1].record()
-    marks[-1].synchronize()
+    with torch.cuda.device(device):  # else events are another GPU's, and time nothing
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        marks[0].record()
+        for number in range(count):
+            run(number)
+            marks[number + 1].record()
+        marks[-1].synchronize()
     return [float(a.elapsed_time(b)) for a, b in pairwise(marks)]
 
 

@@ -42,6 +42,7 @@ from dflash.failures._workers import SmallStep, largest_error, run_workers
 
 NUM_WORKERS, NUM_STEPS, NUM_WARM_CALLS, WIDTH = 2, 100, 3, 1024
 LIMIT = 1e-3
+LOST = 1.0  # of a gradient that a worker never got, as if it were nought
 SYMPTOMS = ("has been overwritten", "backward through the graph a second", "invalid device pointer")
 
 GradientsOf = Callable[[Tensor], list[Tensor]]
@@ -70,10 +71,15 @@ def reproduce(*, faulty: bool, seed: int = 0) -> float:
     def work(worker: int) -> None:
         with torch.cuda.stream(runners[worker].stream):
             for _ in range(NUM_STEPS):
-                error = _error(gradients_of[worker], batches[worker], expected[worker])
-                worst[worker] = max(worst[worker], error)
-                if error == float("inf"):
+                try:
+                    gradients = gradients_of[worker](batches[worker])
+                except RuntimeError as error:
+                    if not any(symptom in str(error) for symptom in SYMPTOMS):
+                        raise
+                    mark("fail", error=str(error).splitlines()[0])
+                    worst[worker] = max(worst[worker], LOST)
                     return
+                worst[worker] = max(worst[worker], largest_error(gradients, expected[worker]))
 
     run_workers([partial(work, worker) for worker in range(NUM_WORKERS)])
     return max(worst)
@@ -83,16 +89,6 @@ def _by_runner(runner: Runner, x: Tensor) -> list[Tensor]:
     runner.feed({"x": x})
     runner("normal")
     return [gradient.clone() for gradient in runner.program.carried() if gradient is not None]
-
-
-def _error(gradients_of: GradientsOf, x: Tensor, expected: list[Tensor]) -> float:
-    try:
-        return largest_error(gradients_of(x), expected)
-    except RuntimeError as error:
-        if not any(symptom in str(error) for symptom in SYMPTOMS):
-            raise
-        mark("fail", error=str(error).splitlines()[0])
-        return float("inf")
 
 
 def part_on_cpu(*, faulty: bool, seed: int = 0) -> float:  # noqa: ARG001 - nothing random

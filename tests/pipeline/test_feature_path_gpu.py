@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
     pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled"),
     pytest.mark.filterwarnings("ignore:.*CUPTI.*"),
-    pytest.mark.filterwarnings("ignore:Profiler .*"),
+    pytest.mark.filterwarnings("ignore:.*Profiler clears events"),
 ]
 NUM_STEPS, TOKEN_BUDGET = 6, 1024
 FEATURE_BYTES = TOKEN_BUDGET * 2 * 16 * 2  # two taps of width 16, bf16

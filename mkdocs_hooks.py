@@ -2,7 +2,8 @@
 
 A failure mode's page is its file's docstring; the table is made of verdicts stored under
 ``docs/measurements/data/verdicts``. To store those of
-``dflash diagnose all --json F``, without its machine's paths: ``python mkdocs_hooks.py F``.
+``dflash diagnose all --json F``, without its machine's paths: ``python mkdocs_hooks.py F``; of
+several files of one kind of machine the modes are put together.
 """
 
 import ast
@@ -127,9 +128,15 @@ def cell(run: dict[str, Any], slug: str) -> str:
     return f"{SHORT[found['verdict']]}{times}{remedy}{part}"
 
 
-def store(file: Path) -> Path:
-    """Keep the verdicts of a diagnosis, without paths, stacks and output."""
-    read = json.loads(file.read_text(encoding="utf-8"))
+def store(*files: Path) -> Path:
+    """Keep the verdicts of diagnoses of one kind of machine, without paths, stacks and output.
+
+    Of a mode that several have, the last one's counts.
+    """
+    read, *others = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    if len({_where(run) for run in (read, *others)}) > 1:
+        raise SystemExit(f"{', '.join(map(str, files))} are not of the same kind of machine")
+    by_slug = {each["slug"]: each for run in (read, *others) for each in run["findings"]}
     gpus = [gpu["name"] for gpu in read["environment"]["gpus"]]
     machine = f"{len(gpus)} x {gpus[0]}" if gpus else "CPU"
     kept = {
@@ -138,7 +145,7 @@ def store(file: Path) -> Path:
         "machine": machine,
         "gpus": gpus,
         "level": read["level"],
-        "findings": [{name: each[name] for name in KEPT} for each in read["findings"]],
+        "findings": [{name: by_slug[slug][name] for name in KEPT} for slug in sorted(by_slug)],
     }
     version = read["torch"].partition("+")[0]
     out = VERDICTS / f"torch-{version}-{f'{len(gpus)}gpu' if gpus else 'cpu'}.json"
@@ -147,6 +154,10 @@ def store(file: Path) -> Path:
     return out
 
 
+def _where(run: dict[str, Any]) -> tuple[str, ...]:
+    gpus = (gpu["name"] for gpu in run["environment"]["gpus"])
+    return (run["torch"], run["environment"]["python"], *gpus)
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        store(Path(name))
+    store(*map(Path, sys.argv[1:]))

@@ -73,6 +73,30 @@ def test_stored_verdicts_leave_out_what_is_the_machines(
     assert "ecret" not in kept.read_text()
 
 
+def test_diagnoses_of_one_kind_of_machine_are_put_together_and_of_two_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mkdocs_hooks, "VERDICTS", tmp_path / "kept")
+
+    def told(name: str, python: str, **verdicts: str) -> Path:
+        facts = dict.fromkeys(mkdocs_hooks.KEPT)
+        findings = [{**facts, "slug": slug, "verdict": v} for slug, v in verdicts.items()]
+        where = {"python": python, "gpus": []}
+        run = {"torch": "2.13.0", "level": "quick", "environment": where, "findings": findings}
+        (tmp_path / name).write_text(json.dumps(run))
+        return tmp_path / name
+
+    first = told("first.json", "3.12", b="inconclusive", a="reproduced")
+    kept = mkdocs_hooks.store(first, told("second.json", "3.12", b="reproduced"))
+    found = json.loads(kept.read_text())["findings"]
+    assert [(each["slug"], each["verdict"]) for each in found] == [
+        ("a", "reproduced"),
+        ("b", "reproduced"),
+    ]
+    with pytest.raises(SystemExit, match="not of the same kind"):
+        mkdocs_hooks.store(first, told("third.json", "3.13", b="reproduced"))
+
+
 def test_the_table_has_a_column_for_every_stored_diagnosis() -> None:
     heads = next(line for line in index().splitlines() if line.startswith("| failure mode"))
     assert heads.count("|") == 2 + len(STORED)

@@ -1,7 +1,7 @@
 """Running the rounds of a program once, without a trace, and comparing what they left."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,32 @@ class Rehearsed:
 
     probe: Tensor
     seconds: float
+
+
+class Order:
+    """Parts as they come, held to the rounds of a program; a part may follow itself."""
+
+    def __init__(self, rounds: Sequence[Sequence[str]]) -> None:
+        self._rounds = [tuple(parts) for parts in rounds]
+        self._done: tuple[str, ...] = ()
+
+    def follow(self, part: str) -> None:
+        """Take *part* as the next one.
+
+        Raises:
+            ValueError: it does not come next in any round, and begins none.
+        """
+        done = (*self._done, part)
+        if any(parts[: len(done)] == done for parts in self._rounds):
+            self._done = () if done in self._rounds else done
+        elif part in self._done[-1:]:
+            return
+        elif any(parts[0] == part for parts in self._rounds):
+            self._done = () if (part,) in self._rounds else (part,)
+        else:
+            after = self._done[-1] if self._done else "the start"
+            rounds = "; ".join(", ".join(parts) for parts in self._rounds)
+            raise ValueError(f"part {part!r} does not follow {after} in any round: {rounds}")
 
 
 def rehearse(program: Program, run: Callable[[str], None]) -> Rehearsed:

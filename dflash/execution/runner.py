@@ -15,7 +15,7 @@ from dflash.execution.launched import Launched
 from dflash.execution.modes import CAPTURING, Mode
 from dflash.execution.program import Program
 from dflash.execution.report import WarmUp
-from dflash.execution.rounds import synchronize
+from dflash.execution.rounds import Order, synchronize
 from dflash.execution.signature import check_signature
 from dflash.execution.trees import Trees
 
@@ -65,6 +65,7 @@ class Runner:
         self.stream = stream
         self.report = WarmUp()
         self._inputs = dict(program.inputs)
+        self._order = Order(program.rounds)
         self._execution = _execution_of(program, mode, stream=stream, unsafe=unsafe)
 
     def warm_up(self) -> None:
@@ -112,8 +113,10 @@ class Runner:
         """Run one part; asynchronous on a CUDA device.
 
         Raises:
+            ValueError: it does not come next in any round.
             SealedError: it would have had to compile while the process is sealed.
         """
+        self._order.follow(part)
         try:
             self._execution.run(part)
         except RuntimeError as error:

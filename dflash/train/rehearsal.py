@@ -57,7 +57,8 @@ def rehearse(config: RunConfig) -> Rehearsed:
         for runner in runners:
             runner.enter_worker()
         started = time.perf_counter()
-        loss = _one_step(built.steps, runners, built.schedule.at(0))
+        num_batches = config.optim.accumulate_steps
+        loss = _one_step(built.steps, runners, lr=built.schedule.at(0), num_batches=num_batches)
         step_s = time.perf_counter() - started
         sizes = run_sizes(
             config,
@@ -81,11 +82,14 @@ def rehearse(config: RunConfig) -> Rehearsed:
         )
 
 
-def _one_step(steps: Sequence[TrainStep], runners: Sequence[Runner], lr: float) -> float:
+def _one_step(
+    steps: Sequence[TrainStep], runners: Sequence[Runner], *, lr: float, num_batches: int
+) -> float:
     losses = []
     for step, runner in zip(steps, runners, strict=True):
         step.set_lr(lr)
-        runner("metric")
+        for part in ("metric", *["metric_add"] * (num_batches - 1)):
+            runner(part)
         losses.append(float(step.loss_sum / step.weight_sum.clamp(min=1e-9)))
         runner("update")
     return sum(losses) / len(losses)

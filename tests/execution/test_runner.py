@@ -47,6 +47,33 @@ def test_warming_up_runs_every_round_twice_inside_a_rehearsal() -> None:
     assert float(program.result) == 8.0
 
 
+def test_a_part_out_of_its_order_is_refused_in_every_mode() -> None:
+    several = (("normal", "normal_add", "update"), ("metric", "metric_add", "update"))
+    program = Counting(several)
+    runner = Runner(program, "eager")
+    runner.warm_up()
+    program.calls.clear()
+    sound = ["normal", "normal_add", "normal_add", "update", "metric", "metric_add", "update"]
+    begun_anew = ["normal", "normal", "metric"]
+    for part in (*sound, *begun_anew):
+        runner(part)
+    told = r"part 'update' does not follow metric in any round: normal, normal_add, update; metric"
+    with pytest.raises(ValueError, match=told):
+        runner("update")
+    runner("metric_add")  # as if it had not been asked
+    assert [name for name, _, _ in program.calls] == [*sound, *begun_anew, "metric_add"]
+    with pytest.raises(ValueError, match="'update' does not follow the start"):
+        Runner(Counting(several), "eager")("update")
+
+
+def test_a_round_of_one_part_may_be_all_there_is() -> None:
+    runner = Runner(Counting((("normal",),)), "eager")
+    for _ in range(3):
+        runner("normal")
+    with pytest.raises(ValueError, match="'update' does not follow the start"):
+        runner("update")
+
+
 def test_an_eager_program_keeps_its_functions(compiled_in: list[str]) -> None:
     program = Counting()
     before = program.double

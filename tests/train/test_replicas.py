@@ -256,7 +256,7 @@ def trained(place: Path, data: Path, sizes: tuple[int, int]) -> list[TrainStep]:
     device twice, so the lists are made here. After every step the replicas are compared.
     """
     accumulate_steps = 6 // sizes[1]
-    config = tiny_config(place)
+    config = tiny_config(place, optim={"accumulate_steps": accumulate_steps})
     settled = settle_devices(config)
     targets = load_targets(config, settled) * sizes[0]
     devices = replace(settled, targets=("cpu",) * sizes[0], drafters=("cpu",) * sizes[1])

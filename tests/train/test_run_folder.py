@@ -227,3 +227,9 @@ def test_a_rehearsal_writes_nothing_and_measures_a_step(
     assert seen.plans[0].predicted_bytes > 0
     assert sorted(place.rglob("*")) == before
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rehearsal_of_several_batches_a_step_goes_through_a_whole_round(place: Path) -> None:
+    seen = rehearse(tiny_config(place, optim={"accumulate_steps": 3}))
+    once = rehearse(tiny_config(place))
+    assert seen.loss == pytest.approx(once.loss, rel=1e-6)  # three times the same batch

@@ -20,7 +20,9 @@ Verify
     0 positions are read before they are written.
 Versions
     Any torch, with two GPUs. Read in the sources and in public reports. On two H200s with 2.11 the
-    event was recorded on GPU 0, but an earlier form of this program read nothing stale.
+    event was recorded on GPU 0, but earlier forms of this program read nothing stale: the record
+    itself began GPU 0's context, which took longer than the products that it should have waited
+    for. This form has not been tried.
 Sources
     https://github.com/mstar-project/mstar/pull/180 (an executor's thread: raw Triton on device 0)
     https://github.com/triton-lang/triton/issues/3729 (no primary context in a fresh thread)
@@ -44,7 +46,7 @@ from dflash.pipeline.slots import BatchFacts, FeatureSlot, HostSlot, feature_slo
 from dflash.pipeline.waiting import Waits
 from dflash.pipeline.workers import run_target
 
-NUM_POSITIONS, WIDTH, NUM_PRODUCTS = 8192, 8192, 30
+NUM_POSITIONS, WIDTH, NUM_PRODUCTS = 8192, 8192, 60
 
 
 class _SlowLane(TargetLane):
@@ -73,6 +75,9 @@ class _SlowLane(TargetLane):
 
 def reproduce(*, faulty: bool, seed: int = 0) -> float:
     """Return how many positions of a slot were read before they were written."""
+    # GPU 0 is in use, as in any run: to begin with it takes longer than the products on GPU 1 do.
+    torch.zeros(1, device="cuda:0").add_(1.0)
+    torch.cuda.synchronize("cuda:0")
     device, life = torch.device("cuda", 1), Lifeline()
     dtype, lane = torch.bfloat16, _SlowLane(device, seed)
     slots = feature_slots(

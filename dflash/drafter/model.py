@@ -9,6 +9,7 @@ target and are not here.
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
@@ -22,9 +23,12 @@ from dflash.drafter.shape import DrafterShape
 __all__ = ["ContextCache", "Drafter"]
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # x, weight, bias
+Lean = Literal["no", "products", "norms too"]  # what the backward pass makes again, not keeps
 Rope = tuple[Tensor, Tensor]  # cos and sin, [b, positions, d], in the activations' dtype
 INIT_STD = 0.02  # transformers' initializer_range of Qwen3, used by every published drafter...
 INIT_WIDTH = 4096  # ...at this width or more; see Drafter.initialise
+MANY_ROWS = 65_536
+"""Slots of a step from which on memory counts for more than 0.3 % of its time; see ``is_lean``."""
 
 
 class Projection(nn.Module):
@@ -69,9 +73,11 @@ class SelfAttention(nn.Module):
         self.q_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps)
         self.k_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps)
 
-    def queries(self, x_bQD: Tensor, rope: Rope, *, linear: Linear = F.linear) -> Tensor:
+    def queries(
+        self, x_bQD: Tensor, rope: Rope, *, linear: Linear = F.linear, again: bool = False
+    ) -> Tensor:
         q_bQHd = self._heads(self.q_proj(x_bQD, linear=linear))
-        return _rotate(self.q_norm(q_bQHd).transpose(1, 2), rope)
+        return _call(_norm_rotate, q_bQHd, self.q_norm, rope, again=again)
 
     def keys_values(
         self, x_bTD: Tensor, rope: Rope, *, linear: Linear = F.linear
@@ -79,7 +85,7 @@ class SelfAttention(nn.Module):
         """Return k and v [b, G, T, d] of context or block rows."""
         k_bTGd = self._heads(self.k_proj(x_bTD, linear=linear))
         v_bTGd = self._heads(self.v_proj(x_bTD, linear=linear))
-        return _rotate(self.k_norm(k_bTGd).transpose(1, 2), rope), v_bTGd.transpose(1, 2)
+        return _norm_rotate(k_bTGd, self.k_norm, rope), v_bTGd.transpose(1, 2)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], -1, self.head_dim)
@@ -96,12 +102,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor, *, linear: Linear = F.linear, lean: bool = False) -> Tensor:
         gate, up = self.gate_proj(x, linear=linear), self.up_proj(x, linear=linear)
-        if not lean:
-            return self._down(gate, up, linear)
-        out: Tensor = recompute(
-            self._down, gate, up, linear, use_reentrant=False, preserve_rng_state=False
-        )
-        return out
+        return _call(self._down, gate, up, linear, again=lean)
 
     def _down(self, gate: Tensor, up: Tensor, linear: Linear) -> Tensor:
         out: Tensor = self.down_proj(F.silu(gate) * up, linear=linear)
@@ -128,25 +129,31 @@ class DrafterLayer(nn.Module):
         mask: Mask | None,
         attention: Attention,
         linear: Linear,
-        lean: bool,
+        lean: Lean,
     ) -> Tensor:
-        x_bQD = self.input_layernorm(h_bQD)
+        again, attn = lean == "norms too", self.self_attn
+        x_bQD = _call(self.input_layernorm, h_bQD, again=again)
         # The context is not normed again, and projected apart: no [T + Q, D] copy.
-        k_context, v_context = self.self_attn.keys_values(context_bTD, rope_T, linear=linear)
-        k_block, v_block = self.self_attn.keys_values(x_bQD, rope_Q, linear=linear)
+        k_context, v_context = attn.keys_values(context_bTD, rope_T, linear=linear)
+        k_block, v_block = attn.keys_values(x_bQD, rope_Q, linear=linear)
         k_bGSd = torch.cat([k_context, k_block], dim=2)
         v_bGSd = torch.cat([v_context, v_block], dim=2)
-        q_bHQd = self.self_attn.queries(x_bQD, rope_Q, linear=linear)
-        out = attend(q_bHQd, k_bGSd, v_bGSd, mask=mask, attention=attention, lean=lean)
+        q_bHQd = attn.queries(x_bQD, rope_Q, linear=linear, again=again)
+        out = attend(q_bHQd, k_bGSd, v_bGSd, mask=mask, attention=attention, lean=lean != "no")
         return self.finish(h_bQD, out, linear=linear, lean=lean)
 
     def finish(
-        self, h_bQD: Tensor, attended: Tensor, *, linear: Linear = F.linear, lean: bool = False
+        self,
+        h_bQD: Tensor,
+        attended: Tensor,
+        *,
+        linear: Linear = F.linear,
+        lean: Lean = "no",
     ) -> Tensor:
         """Add the attention's output, then the MLP's."""
         h_bQD = h_bQD + self.self_attn.o_proj(attended, linear=linear)
-        x_bQD = self.post_attention_layernorm(h_bQD)
-        out: Tensor = h_bQD + self.mlp(x_bQD, linear=linear, lean=lean)
+        x_bQD = _call(self.post_attention_layernorm, h_bQD, again=lean == "norms too")
+        out: Tensor = h_bQD + self.mlp(x_bQD, linear=linear, lean=lean != "no")
         return out
 
 
@@ -226,7 +233,9 @@ class Drafter(nn.Module):
         # The MLP's product is as large as gate or up, repeated keys are H / G times as large as
         # keys. Compiled code makes them again where the backward pass reads them; eager code would
         # have to repeat what comes after them too.
-        lean = torch.compiler.is_dynamo_compiling() and not checkpoint
+        lean: Lean = "no"
+        if torch.compiler.is_dynamo_compiling() and not checkpoint:
+            lean = "norms too" if is_lean(h_bQD.shape[1]) else "products"
         for layer in self.layers:
             run = functools.partial(
                 layer,
@@ -294,6 +303,31 @@ class Drafter(nn.Module):
 
     def _layers(self) -> list[DrafterLayer]:
         return [layer for layer in self.layers if isinstance(layer, DrafterLayer)]
+
+
+def is_lean(block_rows: int) -> bool:
+    """Whether a compiled step of so many slots makes norms and rotated queries again as well.
+
+    A layer's backward pass then reads and writes three more rows of D a slot, some 0.3 % of a step,
+    and keeps three less: by the memory plan 15 of 103 GiB at 131,072 slots of the Qwen3-8B shape.
+    """
+    return block_rows > MANY_ROWS
+
+
+def _call(function: Callable[..., Tensor], *inputs: object, again: bool) -> Tensor:
+    """Call *function*; *again*: once more in the backward pass, instead of keeping what it makes.
+
+    For code that is being compiled: what of the second call nobody reads is left out.
+    """
+    if not again:
+        return function(*inputs)
+    # No dropout, so no generator state to keep (reading it breaks graph capture).
+    out: Tensor = recompute(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return out
+
+
+def _norm_rotate(x_bQHd: Tensor, norm: RMSNorm, rope: Rope) -> Tensor:
+    return _rotate(norm(x_bQHd).transpose(1, 2), rope)
 
 
 def _rotate(x_bHQd: Tensor, rope: Rope) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from dflash.config import RunConfig, resolved_devices, resolved_dtype
 from dflash.config.sections import Matmul
 from dflash.drafter.masks import num_anchors_for
+from dflash.drafter.model import is_lean
 from dflash.drafter.objective import ObjectiveSettings
 from dflash.drafter.shape import DrafterShape
 from dflash.pipeline.assembly import SLOTS_PER_TARGET
@@ -153,7 +154,9 @@ def drafter_items(sizes: RunSizes, *, on_gpu: bool) -> dict[str, int]:
         "gradients of attention weights": 2 * dense,
         "block embeddings and hidden states": 4 * rows * shape.hidden_size * size,
         "LM head chunk or a layer's backward": max(
-            _head_chunk_bytes(sizes), 2 * rows * shape.intermediate_size * size
+            # The gradients of gate and up, and their product once more, or its own gradient.
+            _head_chunk_bytes(sizes),
+            3 * rows * shape.intermediate_size * size,
         ),
     }
 
@@ -201,14 +204,18 @@ def layer_activation_bytes(
     Fused, per block row: the residual before each sublayer and its two norms (4 D), queries before
     and after norm and rotation and the attention's output (3 H d), gate and up (2 I; their product
     is made again); per key row (context and block): k before its norm, k and v (3 kv d; what
-    repeats them for every query head is made again). Else also every norm's fp32 input and unscaled
-    output, the MLP's activation and its product, and k and v repeated (2 H d).
+    repeats them for every query head is made again). With many block rows (``is_lean``) norms and
+    rotated queries are made again as well, which leaves 2 D and 2 H d. Not fused, also every norm's
+    fp32 input and unscaled output, the MLP's activation and its product, and k and v repeated
+    (2 H d).
     """
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries = shape.num_heads * shape.head_dim
     keys = shape.num_kv_heads * shape.head_dim
     if fused:
-        per_block_row, per_key_row = 4 * hidden + 3 * queries + 2 * inner, 3 * keys
+        normed = 0 if is_lean(block_rows) else 1
+        per_block_row = (2 + 2 * normed) * hidden + (2 + normed) * queries + 2 * inner
+        per_key_row = 3 * keys
         return size * (block_rows * per_block_row + (context_rows + block_rows) * per_key_row)
     norms = (4 + size) * (2 * hidden + queries)
     per_block_row = norms + size * (2 * hidden + 3 * queries + 4 * inner)

@@ -3,14 +3,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from drafter_cases import TINY, step_inputs, target_tables, tiny_drafter
 from torch import Tensor
 
+from dflash.drafter import fp8
 from dflash.drafter.anchors import Anchors
 from dflash.drafter.attention import Attention
 from dflash.drafter.blocks import block_inputs
 from dflash.drafter.masks import dense_mask
-from dflash.drafter.model import ContextCache, Drafter
+from dflash.drafter.model import ContextCache, Drafter, Linear
 from dflash.drafter.training import StepInputs
 from dflash.errors import UsageError
 
@@ -184,6 +186,41 @@ def test_checkpointing_changes_neither_output_nor_gradient() -> None:
             checkpoint=checkpoint,
         )
         out.square().sum().backward()
+        found.append([out.detach(), *(p.grad for p in drafter.parameters() if p.grad is not None)])
+    assert len(found[0]) == len(list(drafter.parameters())) + 1
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's
+@pytest.mark.parametrize("linear", [F.linear, fp8.linear], ids=["bf16", "8 bits"])
+@pytest.mark.parametrize("many_rows", [10**6, 1], ids=["products", "norms too"])
+def test_what_compiled_code_makes_again_changes_no_bit(
+    monkeypatch: pytest.MonkeyPatch, linear: Linear, many_rows: int
+) -> None:
+    """Partitioned as every compiling backend does it, but run kernel by kernel as eager code is."""
+    monkeypatch.setattr("dflash.drafter.model.MANY_ROWS", many_rows)
+    inputs = batch()
+    ids_Q, positions_Q = block_ids(inputs)
+    mask = dense_mask(ANCHORS, inputs.documents_T, block_size=BLOCK)
+
+    def step(drafter: Drafter) -> Tensor:
+        out: Tensor = drafter(
+            EMBEDDING[ids_Q][None].bfloat16(),
+            inputs.features_TC[None].bfloat16(),
+            positions_bT=inputs.positions_T[None],
+            positions_bQ=positions_Q[None],
+            mask=mask,
+            attention="sdpa",
+            linear=linear,
+        )
+        return out
+
+    torch._dynamo.reset()  # noqa: SLF001 - one code object, compiled twice
+    found = []
+    for run in (step, torch.compile(step, backend="aot_eager", dynamic=False)):
+        drafter = tiny_drafter().bfloat16()
+        out = run(drafter)
+        out.float().square().sum().backward()
         found.append([out.detach(), *(p.grad for p in drafter.parameters() if p.grad is not None)])
     assert len(found[0]) == len(list(drafter.parameters())) + 1
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -27,6 +27,7 @@ from dflash_bench.turns import Child, keep_what_is_known, make_ready, state_of, 
 from dflash_bench.weather import Watch
 
 PRODUCT = "matrix product"
+OUT_OF_MEMORY = "OutOfMemoryError"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ class Part:
     finds_overhead: bool = False
     overhead_share: Estimate | None = None
     _finished: set[str] = field(default_factory=set)
+    _notes: dict[str, str] = field(default_factory=dict)
     _children: dict[str, Child] = field(default_factory=dict)
     _pairings: dict[str, _Pairing] = field(default_factory=dict)
     _grouping: Grouping = field(default_factory=Grouping)
@@ -97,7 +99,26 @@ class Part:
                 if not paired:
                     self._finish([grouping.baseline])
                 self._measure(stack, group, paired=paired, share_s=share_s)
-            self._finish([grouping.baseline, PRODUCT])
+            self._finish([grouping.baseline])
+            for mode in self._crowded_out(grouping):
+                share_s = self.limits.max_time_s / max(1, num_modes)
+                self._measure(stack, [mode], paired=False, share_s=share_s)
+            self._finish([PRODUCT])
+
+    def _crowded_out(self, grouping: Grouping) -> list[str]:
+        """Modes that ran out of memory beside others, to be measured anew by themselves."""
+        found = []
+        for group in grouping.together:
+            for mode in group:
+                failure = self._children[mode].failure
+                if failure is not None and failure.type == OUT_OF_MEMORY:
+                    self._notes[mode] = (
+                        f"it ran out of memory beside {grouping.baseline}, so it was measured alone"
+                    )
+                    del self._children[mode]
+                    self._pairings.pop(mode, None)
+                    found.append(mode)
+        return found
 
     def rows(self) -> list[Row]:
         """A row for every mode, in their order."""
@@ -113,6 +134,7 @@ class Part:
                 baseline=self._children.get(self._grouping.baseline),
                 eager=self._children.get("eager"),
                 process_gib=self.watch.process_gib(child.facts.get("gpu_process")),
+                note=self._notes.get(mode, ""),
             )
             rows.append(row_of(self.case, setting, child, beside=beside))
         return rows

@@ -23,6 +23,8 @@ class Beside:
     eager: Child | None = None
     process_gib: float | None = None
     """By NVML, at its peak while turns were taken."""
+    note: str = ""
+    """How it came to be measured, where that is not as the others were."""
 
 
 def skipped_row(case: Case, setting: Setting, why: str) -> Row:
@@ -42,7 +44,7 @@ def row_of(case: Case, setting: Setting, child: Child, *, beside: Beside) -> Row
         **_named(case, setting),
         padded=facts.get("padded", False),
         state="measured" if measured else "failed" if failed is not None else "skipped",
-        why=interrupted,
+        why=interrupted or beside.note,
         failed=failed,
         turns_ms=child.turns,
         start_up=_start_up(child, beside.baseline),
@@ -110,7 +112,9 @@ def _start_up(child: Child, baseline: Child | None) -> StartUp | None:
 
 def _pays_back(child: Child, baseline: Child | None) -> float | None:
     """Steps after which the child has caught up with the baseline; None: never, or itself."""
-    if baseline is None or child is baseline or not (child.turns and baseline.turns):
+    if baseline is None or child is baseline or child.failure is not None:
+        return None
+    if not (child.turns and baseline.turns):
         return None
     (own_ms, own_s), (their_ms, their_s) = _cost(child), _cost(baseline)
     if own_ms >= their_ms:
@@ -119,8 +123,9 @@ def _pays_back(child: Child, baseline: Child | None) -> float | None:
 
 
 def _cost(child: Child) -> tuple[float, float]:
-    """Milliseconds of a step, and seconds that all before the first timed one took too long."""
-    step_ms = statistics.median(time_ms for turn in child.turns for time_ms in turn)
+    """Milliseconds of a step, slow ones too, and seconds that all before the first timed one took
+    too long."""
+    step_ms = statistics.fmean(time_ms for turn in child.turns for time_ms in turn)
     later_ms = child.facts.get("first_steps_ms", [])[1:]
     return step_ms, child.prepared_s + sum(ms - step_ms for ms in later_ms) * 1e-3
 

@@ -81,6 +81,10 @@ class Long(Sound):
         return {"told": "so far"}
 
 
+class OutOfMemoryError(RuntimeError):
+    """Named as torch's."""
+
+
 class Timed:
     """Says of its steps what its setting's mode tells it to; knows no clock."""
 
@@ -115,6 +119,8 @@ class Timed:
             self._interrupt()
         if self.mode == "interrupt twice":
             os.kill(os.getppid(), signal.SIGINT)
+        if self.mode == "crowded" and self._base_is_there():
+            raise OutOfMemoryError("CUDA out of memory")
         step_ms = self.STEP_MS.get(self.mode, 10.0)
         times_ms = [step_ms * self.random.uniform(0.999, 1.001) for _ in range(self.num_steps)]
         if self.mode == "halting":
@@ -136,6 +142,11 @@ class Timed:
     def _interrupt(self) -> None:
         os.kill(os.getppid(), signal.SIGINT)
         time.sleep(600)
+
+    def _base_is_there(self) -> bool:
+        assert self.log is not None
+        told = self.log.read_text().split()
+        return told.count("+base") > told.count("-base")
 
     def _note(self, what: str) -> None:
         if self.log is not None:

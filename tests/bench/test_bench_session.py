@@ -162,6 +162,23 @@ def test_groups_that_fit_take_turns_with_a_baseline_that_stays_alive(
     assert len(found.rows[0].turns_ms) == 8
 
 
+def test_a_mode_that_others_left_no_memory_is_measured_again_by_itself(
+    run: Run, tmp_path: Path
+) -> None:
+    make = partial(Timed, log=tmp_path / "log")
+    found = run(replace(FAKE, make=make, modes=("base", "crowded", "same")))
+    base, crowded, same = found.rows
+    assert crowded.state == "measured"
+    assert crowded.step_ms is not None
+    assert crowded.step_ms.median == pytest.approx(10.0, rel=0.01)
+    assert "it ran out of memory beside base, so it was measured alone" in crowded.why
+    assert [one.row for one in found.comparisons] == [same.name]
+    assert base.why == ""
+    told = (tmp_path / "log").read_text().split()
+    assert told.index("-base") < len(told) - 1 - told[::-1].index("+crowded")
+    assert told.count("+crowded") == 2
+
+
 def test_what_cannot_fit_is_skipped_with_its_numbers(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

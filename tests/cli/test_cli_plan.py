@@ -36,9 +36,9 @@ def test_the_original_layout_fits_on_its_own_cards_and_on_h200s(capsys: Capture)
 
 
 def test_a_plan_that_fits_nowhere_is_printed_and_refused(capsys: Capture) -> None:
-    assert plan("--device-gib", "95", "execution.activation_checkpointing=false") == 11
+    assert plan("--device-gib", "80", "execution.activation_checkpointing=false") == 11
     shown = capsys.readouterr()
-    assert "of 95.000: too large" in shown.out
+    assert "of 80.000: too large" in shown.out
     assert "error: the run cannot fit: cuda:6 needs" in shown.err
     assert "execution.activation_checkpointing = true -> " in shown.err
     assert "data.token_budget = 24576 -> " in shown.err

@@ -58,7 +58,6 @@ def step_strips(parts: Sequence[Group], numbers: Numbers) -> Iterator[str]:
     rows = [row for part in parts for row in part.rows if row.step_ms is not None and row.turns_ms]
     if not rows:
         return
-    scale = scale_of(max(map(_unrest, rows)))
     yield "<h3>Every step</h3>"
     yield (
         '<p class="note">A dot is a step: how far it lies from the median of its mode. Turns are'
@@ -66,10 +65,11 @@ def step_strips(parts: Sequence[Group], numbers: Numbers) -> Iterator[str]:
         " lie beyond it.</p>"
     )
     for part in parts:
-        items = [_strip(row, numbers) for row in part.rows if row in rows]
-        if items:
+        drawn = [row for row in part.rows if row in rows]
+        if drawn:
             yield from _part_title(parts, part)
-            yield strips(items, scale=scale)
+            scale = scale_of(max(map(_unrest, drawn)))
+            yield strips([_strip(row, numbers) for row in drawn], scale=scale)
 
 
 def memory_curves(parts: Sequence[Group], numbers: Numbers) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Step times as strips: every step a dot, in its order, above or below the median of its mode.
 
-All strips of a figure have one scale, so their unrest can be compared. A step beyond the scale is a
-dot on its edge, in another colour. Untimed first steps stand before the others.
+Strips that are drawn together have one scale, so their unrest can be compared. A step beyond it is
+a dot on its edge, in another colour. Untimed first steps stand before the others.
 """
 
 from collections.abc import Iterator, Sequence

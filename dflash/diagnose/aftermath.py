@@ -1,6 +1,6 @@
 """``dflash diagnose run``: asks every failure mode whether a finished run suffered from it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -20,13 +20,19 @@ def diagnose_run(run_dir: Path) -> RunDiagnosis:
         DataError: its records are none.
     """
     run = read_run(run_dir)
+    found = what_it_suffered(lambda _slug: run)
+    return RunDiagnosis(run_dir=str(run_dir), suffered=found, notes=list(_notes(run)))
+
+
+def what_it_suffered(run_for: Callable[[str], FinishedRun]) -> list[Suffered]:
+    """Ask every failure mode that has a detector; ``run_for(slug)`` is what it may look at."""
     suffered = []
     for mode in all_modes():
-        lines = list(islice(mode.detect(run), MAX_EVIDENCE)) if mode.detect else []
+        lines = list(islice(mode.detect(run_for(mode.slug)), MAX_EVIDENCE)) if mode.detect else []
         if lines:
             told = {"title": page_of(mode).title, "remedy": remedy_name(mode)}
             suffered.append(Suffered(slug=mode.slug, evidence=lines, **told))
-    return RunDiagnosis(run_dir=str(run_dir), suffered=suffered, notes=list(_notes(run)))
+    return suffered
 
 
 def _notes(run: FinishedRun) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """What a finished or crashed run left behind, as the detectors of failure modes read it."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -20,12 +20,39 @@ AnyRecord = StepRecord | EvalRecord | EventRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """What was counted between two looks at a program; memory is that of the second look.
+
+    Attributes:
+        when: the second look, in words: "step 30", "after 412 s".
+        compilations: graphs, or frames compiled again; captures: of CUDA graphs.
+        pace: how fast it was meanwhile, in words, or "".
+        new_device_allocs: device allocations by device.
+        allocated_gib: the most that was in use so far; reserved_gib: what the allocator holds.
+    """
+
+    when: str
+    compilations: int = 0
+    captures: int = 0
+    pace: str = ""
+    new_device_allocs: Mapping[str, int] = field(default_factory=dict)
+    allocated_gib: Mapping[str, float] = field(default_factory=dict)
+    reserved_gib: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRun:
-    """Records, whatever text tells of its end (stacks, tracebacks, output), the environment."""
+    """Records, whatever text tells of its end (stacks, tracebacks, output), the environment.
+
+    A program that writes no records may have been watched: ``watched`` is what it did again and
+    again after its warm-up, ``num_skipped`` the graphs that torch did not capture for it.
+    """
 
     records: tuple[AnyRecord, ...] = ()
     text: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
+    watched: tuple[Interval, ...] = ()
+    num_skipped: int = 0
 
     @property
     def steps(self) -> list[StepRecord]:
@@ -45,6 +72,16 @@ class FinishedRun:
             for before, after in pairwise(self.steps)
             if not any(before.step <= step <= after.step for step in measured)
         ]
+
+    @property
+    def steady(self) -> list[Interval]:
+        """Intervals in which nothing was left to compile or capture, if all went well."""
+        return [_interval(*pair) for pair in self.undisturbed] + list(self.watched)
+
+    @property
+    def settled(self) -> list[Interval]:
+        """Intervals in which nothing was left to allocate, if all went well."""
+        return [_interval(*pair) for pair in pairwise(self.steps[1:])] + list(self.watched)
 
     def events(self, name: str) -> list[EventRecord]:
         """Events of that name, in order."""
@@ -74,6 +111,22 @@ class FinishedRun:
     def torch(self) -> str:
         """The version it ran with, or ""."""
         return str(self.environment.get("packages", {}).get("torch") or "")
+
+
+def _interval(before: StepRecord, now: StepRecord) -> Interval:
+    new = {
+        device: count - before.device_allocs.get(device, 0)
+        for device, count in now.device_allocs.items()
+    }
+    return Interval(
+        when=f"step {now.step}",
+        compilations=now.recompiles,
+        captures=now.captures,
+        pace=f"{now.step_s:.3f} s a step",
+        new_device_allocs=new,
+        allocated_gib=now.allocated_gib,
+        reserved_gib=now.reserved_gib,
+    )
 
 
 def says(*words: str) -> Callable[[FinishedRun], Iterable[str]]:

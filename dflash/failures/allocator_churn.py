@@ -111,12 +111,12 @@ def _train(step: _Wide, mode: Mode, lengths: Sequence[int], *, faulty: bool) -> 
 
 def _growing(run: "FinishedRun") -> Iterator[str]:
     """Devices that went on allocating, and end with twice as much reserved as was ever in use."""
-    for before, now in zip(run.steps[1:], run.steps[2:], strict=False):
+    for now in run.settled:
         for device, used in now.allocated_gib.items():
-            new = now.device_allocs.get(device, 0) - before.device_allocs.get(device, 0)
+            new = now.new_device_allocs.get(device, 0)
             if new and now.reserved_gib[device] > MUCH * used:
                 held = f"{now.reserved_gib[device]:.1f} GiB reserved for {used:.1f} GiB"
-                yield f"step {now.step}: {held} on {device}, {new} more device allocations"
+                yield f"{now.when}: {held} on {device}, {new} more device allocations"
 
 
 MODE = FailureMode(

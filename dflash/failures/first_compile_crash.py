@@ -78,7 +78,9 @@ def _compile_and_call(step: SmallStep) -> Tensor:
 
 
 def _detect(run: "FinishedRun") -> Iterable[str]:
-    yield from run.lines_with("from partially initialized module 'torch", "_DeadlockError")
+    yield from run.lines_with(
+        "from partially initialized module 'torch.", "deadlock detected by _ModuleLock('torch"
+    )
     if "torch/_dynamo/convert_frame.py" in run.text:
         yield from run.lines_with("Fatal Python error: Segmentation fault")
 

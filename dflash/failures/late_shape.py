@@ -107,14 +107,16 @@ def _round(runner: Runner) -> None:
 
 
 def _late(run: "FinishedRun") -> Iterator[str]:
-    """What a sealed run refused, and what one that is not sealed made between two records."""
+    """What a sealed run refused, and what one that is not sealed made when it had warmed up."""
     yield from run.lines_with(
-        "would compile again", "graph capture began in thread", "the program was made ready for"
+        "would compile again in thread",
+        "graph capture began in thread",
+        ", but the program was made ready for",
     )
-    for _, now in run.undisturbed:
-        if now.recompiles or now.captures:
-            made = f"{now.recompiles} compilations, {now.captures} captures"
-            yield f"step {now.step}: {made} since the record before, {now.step_s:.3f} s a step"
+    for now in run.steady:
+        if now.compilations or now.captures:
+            made = f"{now.when}: {now.compilations} compilations, {now.captures} captures"
+            yield f"{made} since the record before, {now.pace}" if now.pace else made
 
 
 MODE = FailureMode(

@@ -105,7 +105,9 @@ class _Product(TrainingStep):
 
 
 def _detect(run: "FinishedRun") -> Iterable[str]:
-    yield from run.lines_with("captured nothing on", "skipping cudagraphs due to")
+    yield from run.lines_with('"warmed" captured nothing on', "skipping cudagraphs due to")
+    if run.num_skipped:
+        yield f"{run.num_skipped} graphs that torch was asked to capture were launched instead"
     for event in run.events("entered"):
         for drafter, report in enumerate(event.detail["drafters"]):
             if report.get("num_skipped"):

@@ -14,6 +14,8 @@ class Command(NamedTuple):
     module: str
     attribute: str
     help: str
+    runs_a_command: bool = False
+    """Its options end at its first word: what follows is somebody else's command line."""
 
 
 COMMANDS = {
@@ -24,6 +26,9 @@ COMMANDS = {
     "export": Command("dflash.cli.export", "export", "write a folder that serving engines load"),
     "config": Command("dflash.cli.config", "config_app", "write, check and show configurations"),
     "diagnose": Command("dflash.cli.diagnose", "diagnose", "reproduce failure modes and judge"),
+    "diagnose watch": Command(
+        "dflash.cli.diagnose_watch", "watch", "run your own program and diagnose it", True
+    ),
     "bench": Command("dflash.cli.bench", "bench", "measure execution modes against each other"),
     "bench compare": Command("dflash.cli.bench_compare", "compare", "compare two of its files"),
     "bench scaling": Command("dflash.cli.bench_scaling", "scaling", "sweep one size of a shape"),
@@ -68,7 +73,8 @@ def call(name: str, arguments: Sequence[str]) -> None:
     if isinstance(thing, typer.Typer):
         root.add_typer(thing, name=name, help=entry.help)
     else:
-        root.command(name)(thing)
+        settings = {"allow_interspersed_args": not entry.runs_a_command}
+        root.command(name, context_settings=settings)(thing)
     words = [name, *arguments]
     typer.main.get_command(root)(args=words, prog_name="dflash", obj=words)
 

@@ -56,13 +56,21 @@ def diagnose(  # noqa: PLR0913 - a command's options
     list_only: Annotated[bool, typer.Option("--list", help="list, launch nothing")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="print the JSON schema")] = False,
 ) -> None:
-    """Reproduce failure modes of training on this machine, each in processes of its own."""
+    """Reproduce failure modes of training on this machine, each in processes of its own.
+
+    dflash diagnose watch -- COMMAND runs a program of yours and diagnoses that.
+    """
     if schema:
         _print_schema()
         return
     words = words or []
     reports = Reports(json_out, junit, html)
     reports.check()
+    if words[:1] == ["watch"]:
+        raise UsageError(
+            "options of dflash diagnose watch go behind that word",
+            hint="dflash diagnose watch --json FILE -- python train.py ...",
+        )
     if words[:1] == ["run"]:
         _read_run(words[1:], json_out=json_out, fail_on=fail_on)
         return
@@ -164,7 +172,7 @@ def _list(
 
 
 def _print_schema() -> None:
-    from dflash.diagnose.findings import Diagnosis, RunDiagnosis
+    from dflash.diagnose.findings import Diagnosis, RunDiagnosis, WatchDiagnosis
 
-    both = (Diagnosis, RunDiagnosis)
-    print_json({model.__name__: model.model_json_schema() for model in both})
+    models = (Diagnosis, RunDiagnosis, WatchDiagnosis)
+    print_json({model.__name__: model.model_json_schema() for model in models})

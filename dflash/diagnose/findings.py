@@ -148,3 +148,43 @@ class RunDiagnosis(_Facts):
     run_dir: str
     suffered: list[Suffered]
     notes: list[str] = []
+
+
+class Stall(_Facts):
+    """A time in which a watched program did nothing."""
+
+    at_s: float = Field(description="seconds since its start when that was said")
+    still_s: float = Field(description="seconds without output and processor time")
+    stacks: str = Field(description="all threads, as faulthandler wrote them; may be empty")
+
+
+class WatchedProcess(_Facts):
+    """One Python process of a watched program, and what it had counted at its end."""
+
+    pid: int
+    argv: list[str]
+    python: str
+    torch: str = Field(description="the version it imported; empty: none")
+    compiled_graphs: int = Field(description="by torch.compile")
+    recompiled_frames: int = Field(description="versions of a frame after its first")
+    skipped_graphs: int = Field(description="that torch was asked to capture and did not")
+    captures: dict[str, int] = Field(description="CUDA graphs by thread")
+    memory: dict[str, dict[str, int]] = Field(
+        description="bytes reserved at its end, peak bytes allocated, device allocations; by device"
+    )
+
+
+class WatchDiagnosis(_Facts):
+    """What ``dflash diagnose watch`` saw of a user's own program."""
+
+    kind: Literal["watch diagnosis"] = "watch diagnosis"
+    format: Literal[1] = 1
+    command: list[str]
+    exit_code: int | None = Field(description="the program's own; null: a signal ended it")
+    signal: str = Field(default="", description="the signal that ended it")
+    ended_for_stall: bool = Field(default=False, description="--kill-on-stall ended it")
+    wall_s: float
+    suffered: list[Suffered]
+    stalls: list[Stall] = []
+    processes: list[WatchedProcess] = []
+    notes: list[str] = []

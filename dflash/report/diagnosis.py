@@ -3,7 +3,16 @@
 import textwrap
 from collections.abc import Iterator
 
-from dflash.diagnose.findings import Advice, Diagnosis, Finding, Launch, Rate, RunDiagnosis
+from dflash.diagnose.findings import (
+    Advice,
+    Diagnosis,
+    Finding,
+    Launch,
+    Rate,
+    RunDiagnosis,
+    Suffered,
+    WatchDiagnosis,
+)
 
 WIDTH = 78
 INDENT = "  "
@@ -73,18 +82,36 @@ def evidence(finding: Finding) -> Iterator[str]:
 
 def run_lines(diagnosis: RunDiagnosis) -> list[str]:
     """What a finished run suffered from, with the lines that show it."""
-    lines = []
-    for found in diagnosis.suffered:
-        lines += [f"!! {found.slug}", *_row("what", found.title)]
-        for number, text in enumerate(found.evidence):
-            lines += _row("" if number else "evidence", text)
-        if found.remedy:
-            lines += _row("remedy", found.remedy)
+    lines = [line for found in diagnosis.suffered for line in _suffered_lines(found)]
     if not diagnosis.suffered:
         lines.append(f"ok {diagnosis.run_dir}: nothing found")
     for note in diagnosis.notes:
         lines += _row("note", note)
     return lines
+
+
+def watch_lines(diagnosis: WatchDiagnosis) -> list[str]:
+    """How a watched program ended, what it suffered from, and what was not seen of it."""
+    program = textwrap.shorten(" ".join(diagnosis.command), 40, placeholder=" ..")
+    ended = f"exit code {diagnosis.exit_code}"
+    if diagnosis.exit_code is None:
+        ended = f"ended by {diagnosis.signal}"
+    head = f"watched {program}: {ended} after {diagnosis.wall_s:.1f} s"
+    lines = textwrap.wrap(head, WIDTH, subsequent_indent=INDENT)
+    for found in diagnosis.suffered:
+        lines += [*_suffered_lines(found), *_row("more", f"dflash explain {found.slug}")]
+    if not diagnosis.suffered:
+        lines.append("ok no failure mode was seen")
+    for note in diagnosis.notes:
+        lines += _row("note", note)
+    return lines
+
+
+def _suffered_lines(found: Suffered) -> list[str]:
+    lines = [f"!! {found.slug}", *_row("what", found.title)]
+    for number, text in enumerate(found.evidence):
+        lines += _row("" if number else "evidence", text)
+    return [*lines, *_row("remedy", found.remedy)] if found.remedy else lines
 
 
 def style_of(line: str) -> str:

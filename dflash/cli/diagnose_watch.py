@@ -1,0 +1,90 @@
+"""``dflash diagnose watch -- COMMAND``: run a user's own program and say what it suffered from."""
+
+import signal
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from dflash.cli.interrupts import TOGETHER_S
+from dflash.cli.options import JsonOut
+from dflash.cli.output import check_writable, talk, write_report
+from dflash.errors import MissingError
+
+if TYPE_CHECKING:
+    from dflash.diagnose.findings import WatchDiagnosis
+
+FOUND_EXIT, STALL_EXIT = 1, 5
+SIGNALLED = 128
+STDERR = 2
+
+
+def watch(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND...", help="a program of your own and its arguments"),
+    ] = None,
+    *,
+    stall: Annotated[
+        float,
+        typer.Option(
+            "--stall", "--timeout-stall", min=0.5, help="seconds without output and work: a stall"
+        ),
+    ] = 300.0,
+    kill_on_stall: Annotated[
+        bool, typer.Option("--kill-on-stall", help="end it then, and exit with 5")
+    ] = False,
+    json_out: JsonOut = None,
+    fail_on: Annotated[
+        Literal["error", "warning", "never"], typer.Option(help="what makes the exit code 1")
+    ] = "error",
+) -> None:
+    """Run a program, pass on what it says, and name the failure modes that it suffered from.
+
+    The program knows nothing of it. What was found goes to stderr, behind the program's own. With
+    --json - the program's stdout goes there too. Exit code: 5 if the program was ended for a stall,
+    1 if something was found, else the program's own (128 + the signal that ended it).
+    """
+    if json_out and json_out != "-":
+        check_writable(Path(json_out))
+    if find_spec("torch") is None:
+        raise MissingError("torch is not installed", hint="pip install torch")
+    from dflash.diagnose.watch import Plan
+    from dflash.diagnose.watch import watch as watch_program
+
+    sys.stdout.flush()
+    plan = Plan(
+        stall_s=stall,
+        kill_on_stall=kill_on_stall,
+        stdout=STDERR if json_out == "-" else None,
+        together_s=TOGETHER_S,
+    )
+    watched = watch_program(command or [], plan=plan, talk=talk)
+    from dflash.diagnose.verdicts import diagnose_watched  # with torch, so no sooner
+
+    _give(diagnose_watched(watched), json_out=json_out, fail_on=fail_on)
+
+
+def _give(found: "WatchDiagnosis", *, json_out: str | None, fail_on: str) -> None:
+    from dflash.report.diagnosis import watch_lines
+
+    text = found.model_dump_json(indent=2)
+    talk("\n".join(watch_lines(found)))
+    if json_out == "-":
+        print(text)
+    elif json_out:
+        write_report(Path(json_out), text + "\n")
+    if code := _exit_code(found, fail_on=fail_on):
+        sys.exit(code)
+
+
+def _exit_code(found: "WatchDiagnosis", *, fail_on: str) -> int:
+    if found.ended_for_stall:
+        return STALL_EXIT
+    if found.suffered and fail_on != "never":
+        return FOUND_EXIT
+    if found.exit_code is None:
+        return SIGNALLED + signal.Signals[found.signal]
+    return found.exit_code

@@ -37,6 +37,10 @@ class StallWatch:
         self._since, self._told = time.monotonic(), False
         self._done = None
 
+    def disturbed(self) -> None:
+        """What the program did just now it was asked to do: that is no end of its stall."""
+        self._done = _done_by(self._group)
+
     def has_stalled(self) -> bool:
         """Whether it has now been still for the limit; true once for each time that it is."""
         now = time.monotonic()

@@ -142,6 +142,7 @@ class _Watching:
                 self._moves()
             if self._stall and self._stall.has_stalled():
                 self._tell_stall()
+                self._stall.disturbed()
         until = time.monotonic() + LINGER_S
         while group_lives(process) and time.monotonic() < until:
             self.listen()

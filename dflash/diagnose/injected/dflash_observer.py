@@ -96,7 +96,11 @@ class Observer:
                 os.close(file)
 
     def listen(self) -> None:
-        """Write the stacks of all threads on SIGUSR1, unless the signal has a meaning already."""
+        """Write the stacks of all threads on SIGUSR1, unless the signal has a meaning already.
+
+        The one thing that differs for the program: the signal does not end it, as long as it has no
+        use for it. A handler that it sets later takes the place of this one.
+        """
         self._usr1 = signal.getsignal(signal.SIGUSR1)
         if self._usr1 != signal.SIG_DFL:
             return
@@ -104,7 +108,7 @@ class Observer:
             file = os.open(f"{self._beside}.stacks", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             kept = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, HIGH_FD)
             os.close(file)
-            faulthandler.register(signal.SIGUSR1, file=kept, all_threads=True, chain=True)
+            faulthandler.register(signal.SIGUSR1, file=kept, all_threads=True)
             self.write("signal", free=True)
 
     def torch_is_there(self) -> None:
@@ -123,7 +127,7 @@ class Observer:
         _thread.start_new_thread(self._watch, ())
 
     def _watch(self) -> None:
-        sees = True
+        sees = self._look()
         while not self._stop.acquire(timeout=EVERY_S):
             sees = sees and self._look()
         self._stopped.release()

@@ -25,8 +25,9 @@ BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "misc
 WITHOUT_TORCH = [
     "dflash", "dflash.errors", "dflash.config", "dflash.records", "dflash.environment",
     "dflash.nvml", "dflash.cli.__main__", "dflash.cli.commands", "dflash.cli.config",
-    "dflash.cli.env", "dflash.report", "dflash.report.curve", "dflash.report.progress",
-    "dflash.report.screen", "dflash.report.tensorboard", "dflash.report.bench",
+    "dflash.cli.env", "dflash.cli.diagnose", "dflash.cli.diagnose_watch",
+    "dflash.report", "dflash.report.curve", "dflash.report.progress", "dflash.report.screen",
+    "dflash.report.tensorboard", "dflash.report.bench",
     "dflash.report.bench_changes", "dflash.report.bench_html", "dflash.report.bench_markdown",
 ]  # fmt: skip
 

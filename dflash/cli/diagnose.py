@@ -63,14 +63,8 @@ def diagnose(  # noqa: PLR0913 - a command's options
     if schema:
         _print_schema()
         return
-    words = words or []
-    reports = Reports(json_out, junit, html)
+    words, reports = _checked(words or []), Reports(json_out, junit, html)
     reports.check()
-    if words[:1] == ["watch"]:
-        raise UsageError(
-            "options of dflash diagnose watch go behind that word",
-            hint="dflash diagnose watch --json FILE -- python train.py ...",
-        )
     if words[:1] == ["run"]:
         _read_run(words[1:], json_out=json_out, fail_on=fail_on)
         return
@@ -85,13 +79,20 @@ def diagnose(  # noqa: PLR0913 - a command's options
         return
     from dflash.diagnose.session import diagnose as examine_all
 
-    counts = (targets, drafters) if "all" in words else None
     with sigterm_is_ctrl_c():
+        counts = (targets, drafters) if "all" in words else None
         found = examine_all(modes, machine, plan=plan, counts=counts, watch=_talk_of)
     reports.give(found)
-    if not found.complete:
-        raise KeyboardInterrupt
     _leave(found, fail_on=fail_on)
+
+
+def _checked(words: list[str]) -> list[str]:
+    if words[:1] == ["watch"]:
+        raise UsageError(
+            "options of dflash diagnose watch go behind that word",
+            hint="dflash diagnose watch --json FILE -- python train.py ...",
+        )
+    return words
 
 
 def _machine(*, require_gpu: bool) -> "Machine":
@@ -133,7 +134,9 @@ def _read_run(words: "Sequence[str]", *, json_out: str | None, fail_on: str) -> 
 
 
 def _leave(found: "Diagnosis", *, fail_on: str) -> None:
-    """End with the code that the findings and *fail_on* ask for."""
+    """End with the code that the findings and *fail_on* ask for, or as one that was interrupted."""
+    if not found.complete:
+        raise KeyboardInterrupt
     if fail_on == "never":
         return
     counts = ("error",) if fail_on == "error" else ("error", "warning")

@@ -117,7 +117,7 @@ def test_json_on_stdout_is_all_there_is_and_fits_its_schema(
     assert read.advice is not None
     assert main(["diagnose", "--schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
-    assert set(schema) == {"Diagnosis", "RunDiagnosis"}
+    assert set(schema) == {"Diagnosis", "RunDiagnosis", "WatchDiagnosis"}
     assert set(schema["Diagnosis"]["properties"]) == set(json.loads(read.model_dump_json()))
 
 

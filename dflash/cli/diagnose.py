@@ -66,7 +66,7 @@ def diagnose(  # noqa: PLR0913 - a command's options
     words, reports = _checked(words or []), Reports(json_out, junit, html)
     reports.check()
     if words[:1] == ["run"]:
-        _read_run(words[1:], json_out=json_out, fail_on=fail_on)
+        _read_run(words[1:], reports=reports, fail_on=fail_on)
         return
     from dflash.diagnose.examine import Plan
     from dflash.diagnose.select import modes_called
@@ -113,13 +113,18 @@ def _talk_of(slug: str, launch: "Launch") -> None:
     talk(launch_line(slug, launch))
 
 
-def _read_run(words: "Sequence[str]", *, json_out: str | None, fail_on: str) -> None:
+def _read_run(words: "Sequence[str]", *, reports: Reports, fail_on: str) -> None:
     from dflash.diagnose.aftermath import diagnose_run
     from dflash.diagnose.machine import installed_torch
     from dflash.report.diagnosis import run_lines, style_of
 
     if len(words) != 1:
         raise UsageError("dflash diagnose run takes one RUN_DIR", hint="dflash diagnose run runs/x")
+    if reports.junit or reports.html:
+        raise UsageError(
+            "dflash diagnose run writes no --junit and no --html", hint="its report is --json FILE"
+        )
+    json_out = reports.json_out
     installed_torch()
     found = diagnose_run(Path(words[0]))
     text = found.model_dump_json(indent=2)

@@ -152,9 +152,11 @@ def _run(
 def _lines(outcome: "Outcome", folder: Path) -> list[str]:
     state = f"step {outcome.step} of {outcome.num_steps}"
     lines = [f"{state}; checkpoint {outcome.checkpoint or 'none new'}"]
-    if outcome.tau is not None:
+    if outcome.tau is not None or outcome.tau_before is not None:
         before = f"{outcome.tau_before:.2f} before training, " if outcome.tau_before else ""
-        lines.append(f"tau on held-out prompts: {before}{outcome.tau:.2f} now")
+        now = "not measured since its last evaluation"
+        now = now if outcome.tau is None else f"{outcome.tau:.2f} now"
+        lines.append(f"tau on held-out prompts: {before}{now}")
     lines.append(outcome.suggestion)
     if outcome.signal is not None:
         lines.append("stopped by a signal; run the same command again to go on")

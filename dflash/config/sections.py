@@ -92,7 +92,7 @@ class DataConfig(Section):
         1 / 6, "anchors per token of the budget", source=f"{PAPER}: 512 of 3072", gt=0, le=1
     )
     max_document_tokens: int = knob(
-        4096, "longer documents are split", unit="tokens", source=f"{PAPER}: Coder", ge=2
+        4096, "longer documents are split", unit="tokens", source=f"{PAPER}: Coder", ge=3
     )
     max_bad_share: float = knob(
         0.01, "share of bad rows above which the run stops", unit="of rows", ge=0, le=1

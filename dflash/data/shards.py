@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import struct
 from bisect import bisect_right
 from pathlib import Path
@@ -58,6 +59,7 @@ class ShardWriter:
         beside = path.with_suffix(".partial")
         try:
             save_file(columns, beside)
+            make_readable(beside)
         except SafetensorError as error:  # how safetensors says that the disk is full
             raise DataError(f"{path}: cannot be written ({error})") from error
         beside.replace(path)
@@ -70,6 +72,13 @@ class ShardWriter:
                 sha256=file_sha256(path),
             )
         )
+
+
+def make_readable(path: Path) -> None:
+    """Give a file the mode that any new file gets; safetensors leaves it to its owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
 
 
 def file_sha256(path: Path) -> str:

@@ -82,6 +82,8 @@ def _config(targets: Sequence[str], drafters: Sequence[str], *, mode: str) -> st
     def listed(devices: Sequence[str]) -> str:
         return "[" + ", ".join(f'"{device}"' for device in devices) + "]"
 
+    targets = list(dict.fromkeys(targets))  # a device holds the frozen target once
+
     tables = (
         f"[target]\ndevices = {listed(targets)}",
         f"[drafter]\ndevices = {listed(drafters)}",

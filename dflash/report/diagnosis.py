@@ -84,7 +84,8 @@ def run_lines(diagnosis: RunDiagnosis) -> list[str]:
     """What a finished run suffered from, with the lines that show it."""
     lines = [line for found in diagnosis.suffered for line in _suffered_lines(found)]
     if not diagnosis.suffered:
-        lines.append(f"ok {diagnosis.run_dir}: nothing found")
+        sign, found = ("??", "no failure mode") if diagnosis.notes else ("ok", "nothing")
+        lines.append(f"{sign} {diagnosis.run_dir}: {found} found")
     for note in diagnosis.notes:
         lines += _row("note", note)
     return lines

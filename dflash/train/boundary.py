@@ -82,7 +82,8 @@ class Agenda:
 class Boundary:
     """Replica 0's work after each step; called in its thread, so nothing else moves the weights.
 
-    ``tau`` is the latest measurement, ``reached`` the latest step that is done.
+    ``tau`` is the latest measurement, made after step ``tau_step``; ``reached`` the latest step
+    that is done.
     """
 
     agenda: Agenda
@@ -99,6 +100,7 @@ class Boundary:
     emit: Emit
     best_tau: float = 0.0
     tau: float | None = None
+    tau_step: int = 0
     last_saved: Path | None = None
     reached: int = 0
 
@@ -126,7 +128,7 @@ class Boundary:
         if record is None:
             return None
         self.emit(record)
-        self.tau = record.tau
+        self.tau, self.tau_step = record.tau, number
         return record.tau
 
     def _settle(self, feed: Feed) -> None:

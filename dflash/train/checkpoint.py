@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dflash.data.shards import make_readable
 from dflash.drafter.shape import DrafterShape
 from dflash.drafter.zlab import to_zlab
 from dflash.errors import CheckpointError
@@ -207,6 +208,7 @@ def _write(folder: Path, snapshot: Snapshot) -> None:
     for name, tensors in ((DRAFTER_FILE, snapshot.weights), (OPTIMIZER_FILE, snapshot.state)):
         on_host = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
         save_file(on_host, folder / name)
+        make_readable(folder / name)
     (folder / CONFIG_FILE).write_text(snapshot.config_toml, encoding="utf-8")
     sums = {}
     for name in (DRAFTER_FILE, OPTIMIZER_FILE, CONFIG_FILE):

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dflash.data.shards import make_readable
 from dflash.drafter.shape import DrafterShape
 from dflash.drafter.zlab import to_zlab
 from dflash.errors import CheckpointError, UsageError
@@ -50,6 +51,7 @@ def export_zlab(stored: StoredDrafter, out: Path) -> None:
     with _appearing(out) as folder:
         _write_json(folder / "config.json", to_zlab(stored.shape, dtype="bfloat16"))
         save_file(weights, folder / ZLAB_WEIGHTS, metadata={"format": "pt"})
+        make_readable(folder / ZLAB_WEIGHTS)
         _write_text(folder / "README.md", model_card(stored, layout="z-lab"))
         verify_zlab(folder, stored.shape, weights)
 
@@ -73,6 +75,7 @@ def export_speculators(stored: StoredDrafter, out: Path, *, target: "Target", na
     with _appearing(out) as folder:
         _write_json(folder / "config.json", config)
         save_file(weights, folder / ZLAB_WEIGHTS, metadata={"format": "pt"})
+        make_readable(folder / ZLAB_WEIGHTS)
         _write_text(folder / "README.md", model_card(stored, layout="speculators"))
         _compare(load_file(folder / ZLAB_WEIGHTS), weights, folder)
         if json.loads((folder / "config.json").read_text(encoding="utf-8")) != config:

@@ -76,7 +76,7 @@ def restore(resumed: Resumed, steps: Iterable[TrainStep], boundary: Boundary) ->
     progress = resumed.progress.model_dump()
     boundary.best_tau = progress.pop("best_tau")
     boundary.logbook.counters = Counters(**progress)
-    boundary.tau = resumed.tau
+    boundary.tau, boundary.tau_step = resumed.tau, resumed.step
     boundary.last_saved = resumed.path
 
 

@@ -60,7 +60,8 @@ class TrainOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a run ended. ``signal`` is the signal that stopped it before its end, if one did."""
+    """How a run ended. ``signal`` is the signal that stopped it before its end, if one did;
+    ``tau`` is None where nothing was measured after its last step."""
 
     step: int
     num_steps: int
@@ -308,7 +309,7 @@ class _Run:
             step=boundary.reached,
             num_steps=self.built.num_steps,
             tau_before=tau_before,
-            tau=boundary.tau,
+            tau=boundary.tau if boundary.tau_step == boundary.reached else None,
             checkpoint=boundary.last_saved,
             signal=None if done else self.signals.stop,
             waits=waits,

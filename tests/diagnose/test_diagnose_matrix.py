@@ -100,6 +100,12 @@ def test_the_lines_to_paste_are_a_configuration() -> None:
     assert tables["execution"]["mode"] == "graphed"
 
 
+def test_a_device_holds_the_target_once_in_the_lines_to_paste() -> None:
+    tables = tomllib.loads(advise([], machine(0), num_targets=6, num_drafters=2).config)
+    assert tables["target"]["devices"] == ["cpu"]
+    assert tables["drafter"]["devices"] == ["cpu", "cpu"]
+
+
 def test_a_machine_without_gpus_runs_the_part_for_the_cpu_and_says_what_it_leaves_out() -> None:
     mode = dataclasses.replace(fake_modes.QUIET, device="gpu")
     assert applies(mode, machine(0)).part is None

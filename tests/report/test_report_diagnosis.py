@@ -173,3 +173,5 @@ def test_what_a_run_suffered_from_is_told_with_its_evidence() -> None:
         ["note", "it", "ended"],
     ]
     assert run_lines(RunDiagnosis(run_dir="runs/x", suffered=[])) == ["ok runs/x: nothing found"]
+    died = RunDiagnosis(run_dir="runs/x", suffered=[], notes=["it ended after step 2"])
+    assert run_lines(died)[0] == "?? runs/x: no failure mode found"

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -233,3 +234,23 @@ def test_a_rehearsal_of_several_batches_a_step_goes_through_a_whole_round(place:
     seen = rehearse(tiny_config(place, optim={"accumulate_steps": 3}))
     once = rehearse(tiny_config(place))
     assert seen.loss == pytest.approx(once.loss, rel=1e-6)  # three times the same batch
+
+
+def test_a_tau_of_another_step_is_not_the_ends(evaluated: Path, tmp_path: Path) -> None:
+    config = tiny_config(
+        evaluated,
+        data={"heldout": (str(evaluated / "heldout.txt"),)},
+        optim={"max_steps": 8},
+        eval={"every_steps": 0, "num_prompts": 1},
+    )
+    outcome = run(config, tmp_path / "run")
+    assert (outcome.step, outcome.tau) == (8, None)
+    assert outcome.tau_before is not None
+
+
+def test_others_may_read_what_a_run_writes(evaluated: Path) -> None:
+    written = [path for path in (evaluated / "run").rglob("*") if path.suffix == ".safetensors"]
+    assert len(written) >= 3  # prepared data, weights, optimizer
+    (evaluated / "new").touch()
+    usual = stat.S_IMODE((evaluated / "new").stat().st_mode)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in written} == {usual}

@@ -240,11 +240,11 @@ def test_a_tau_of_another_step_is_not_the_ends(evaluated: Path, tmp_path: Path) 
     config = tiny_config(
         evaluated,
         data={"heldout": (str(evaluated / "heldout.txt"),)},
-        optim={"max_steps": 8},
-        eval={"every_steps": 0, "num_prompts": 1},
+        optim={"max_steps": 40},
+        eval={"every_steps": 6, "num_prompts": 1},
     )
-    outcome = run(config, tmp_path / "run")
-    assert (outcome.step, outcome.tau) == (8, None)
+    outcome = run(config, tmp_path / "run", max_steps=8)
+    assert (outcome.step, outcome.tau) == (8, None)  # measured after 6
     assert outcome.tau_before is not None
 
 

@@ -18,6 +18,7 @@ from dflash_bench.statistics import (
     Turns,
     compare_turns,
     is_enough,
+    is_repeatable,
     rate,
     slow_steps_count,
 )
@@ -252,17 +253,13 @@ class Part:
             return True
         if number not in LOOKS:
             return False
+        precision = self.limits.precision
+        if not all(is_repeatable(child.turns, precision=precision) for child in alive):
+            return False
         baseline = self._children.get(self._grouping.baseline)
         pairings = [p for p in self._pairings.values() if p.child in alive]
-        if baseline is None or baseline.failure is not None or not pairings:
-            return all(self._rate_is_known(child) for child in alive)
         compared = [self._compared(pairing, baseline) for pairing in pairings]
-        precision = self.limits.precision
         return all(one is None or is_enough(one[0], precision=precision) for one in compared)
-
-    def _rate_is_known(self, child: Child) -> bool:
-        found = rate(child.turns, 1.0)
-        return (found.high - found.low) / 2 <= self.limits.precision / 2 * found.value
 
     def _compared(
         self, pairing: _Pairing, baseline: Child | None

@@ -15,9 +15,9 @@ their own noise. A ratio's interval is a 99 % one: the verdict rests on it.
 *faster* or *slower* where the interval leaves out 1 and the ratio is at least p away from it;
 otherwise *unclear*.
 
-**When to stop** is decided by the interval's width and at a few preset numbers of pairs only
-(``LOOKS``), never by the verdict: stopping as soon as a verdict is there finds differences where
-there are none. ``tests/bench/test_bench_simulation.py`` holds the rates of wrong verdicts.
+**When to stop** is decided by the intervals' widths, of every ratio and of every step time, and at a
+few preset numbers of pairs only (``LOOKS``), never by the verdict: stopping as soon as a verdict is
+there finds differences where there are none. ``tests/bench/test_bench_simulation.py`` holds the rates of wrong verdicts.
 """
 
 import math
@@ -118,6 +118,19 @@ def is_enough(ratio: Estimate, *, precision: float) -> bool:
     return half <= unit / 2 or (half <= unit and abs(math.log(ratio.value)) >= 4 * unit)
 
 
+def is_repeatable(turns: Turns, *, precision: float) -> bool:
+    """Whether one's step is known so well that the same once more would be found the same.
+
+    The half width of its 99 % interval must be within a third of the precision: of two such runs
+    ``compare_apart`` has about half the precision, which leaves the rest to what moves between
+    them. Ask after ``LOOKS`` turns only.
+    """
+    if len(turns) < MIN_PAIRS:
+        return False
+    found = _step(turns, level=RATIO_LEVEL)
+    return math.log(found.high / found.low) / 2 <= math.log1p(precision) / 3
+
+
 def rate(turns_ms: Turns, units: Sequence[float] | float) -> Estimate:
     """Units per second over all timed steps, slow ones too, with a 95 % interval.
 
@@ -151,11 +164,15 @@ def step_interval(turns_ms: Turns, *, median: float) -> Estimate | None:
     """
     if len(turns_ms) < MIN_PAIRS:
         return None
-    logs = turn_logs(turns_ms)
-    resampled = _resampled(logs, np.random.default_rng(0))
-    found = _estimate(_middle(logs), resampled, level=LEVEL, count=len(logs))
+    found = _step(turns_ms, level=LEVEL)
     scale = median / found.value
     return Estimate(value=median, low=found.low * scale, high=found.high * scale)
+
+
+def _step(turns: Turns, *, level: float) -> Estimate:
+    logs = turn_logs(turns)
+    resampled = _resampled(logs, np.random.default_rng(0))
+    return _estimate(_middle(logs), resampled, level=level, count=len(logs))
 
 
 def spread(times_ms: Sequence[float]) -> Spread:

@@ -117,8 +117,11 @@ def unsealed() -> Iterator[None]:
 
 
 def device_allocations() -> dict[str, int]:
-    """Calls of cudaMalloc so far by device; no synchronisation."""
+    """Calls of cudaMalloc so far, of every device that this process uses; no synchronisation."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return {}
-    stats = {f"cuda:{n}": torch.cuda.memory_stats(n) for n in range(torch.cuda.device_count())}
-    return {name: figures["num_device_alloc"] for name, figures in stats.items() if figures}
+    counts = {
+        f"cuda:{n}": torch.cuda.memory_stats(n).get("num_device_alloc", 0)
+        for n in range(torch.cuda.device_count())
+    }
+    return {device: count for device, count in counts.items() if count}

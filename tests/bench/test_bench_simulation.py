@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from dflash.measurement import Verdict
-from dflash_bench.statistics import LOOKS, compare_turns, is_enough
+from dflash_bench.statistics import (
+    LOOKS,
+    compare_apart,
+    compare_turns,
+    is_enough,
+    is_repeatable,
+    verdict_of,
+)
 
 PRECISION = 0.01
 STEPS = 10
@@ -113,6 +120,27 @@ def test_time_that_runs_out_early_makes_it_unclear_not_wrong(machine: Machine, m
     assert none["faster"] + none["slower"] < 0.02 * RUNS
     two_percent = verdicts(machine, effect=0.02, first_seed=3 * 10**6, most=most)
     assert two_percent["faster"] + two_percent["same"] < 0.02 * RUNS
+
+
+@pytest.mark.parametrize("alternating", [0.0, 0.012], ids=["calm", "hotter every other turn"])
+def test_the_same_once_more_is_found_the_same(alternating: float) -> None:
+    """On a machine that stays as it is, but for noise and for what the neighbour leaves behind."""
+    still = Machine(walk=0.0, throttle=0.0)
+    found: Counter[Verdict] = Counter()
+    for seed in range(RUNS):
+        runs = []
+        for n in range(2):
+            random = np.random.default_rng(4 * 10**6 + 2 * seed + n)
+            _, all_turns = measured(still, random, pairs=128, effect=0.0)
+            turns = [
+                [time * (1 + alternating * (i % 2)) for time in turn]
+                for i, turn in enumerate(all_turns)
+            ]
+            looks = (look for look in LOOKS if is_repeatable(turns[:look], precision=PRECISION))
+            runs.append(turns[: next(looks)])
+        found[verdict_of(compare_apart(*runs), precision=PRECISION)] += 1
+    assert found["same"] >= 0.95 * RUNS
+    assert found["faster"] + found["slower"] == 0
 
 
 def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:

@@ -9,6 +9,7 @@ from programs import Counting, number
 from torch import Tensor
 
 from dflash.execution import Runner, SealedError, process_seal, sealed, unsealed
+from dflash.execution.seal import device_allocations
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +79,17 @@ def test_sealing_twice_is_a_mistake_and_opening_twice_is_none() -> None:
         assert seal.closed
     assert seal.open() == {}
     assert not process_seal().closed
+
+
+def test_a_gpu_that_the_process_does_not_use_is_not_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stats = [{"num_device_alloc": 3}, {"num_device_alloc": 0}, {}]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(stats))
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda n: stats[n])
+    assert device_allocations() == {"cuda:0": 3}
 
 
 def test_late_allocations_are_counted_by_device(monkeypatch: pytest.MonkeyPatch) -> None:

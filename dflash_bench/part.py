@@ -19,7 +19,6 @@ from dflash_bench.statistics import (
     compare_turns,
     is_enough,
     is_repeatable,
-    rate,
     slow_steps_count,
 )
 from dflash_bench.subjects import Subject

@@ -15,9 +15,10 @@ their own noise. A ratio's interval is a 99 % one: the verdict rests on it.
 *faster* or *slower* where the interval leaves out 1 and the ratio is at least p away from it;
 otherwise *unclear*.
 
-**When to stop** is decided by the intervals' widths, of every ratio and of every step time, and at a
-few preset numbers of pairs only (``LOOKS``), never by the verdict: stopping as soon as a verdict is
-there finds differences where there are none. ``tests/bench/test_bench_simulation.py`` holds the rates of wrong verdicts.
+**When to stop** is decided by the intervals' widths, of every ratio and of every step time, and at
+a few preset numbers of pairs only (``LOOKS``), never by the verdict: stopping as soon as a verdict
+is there finds differences where there are none. ``tests/bench/test_bench_simulation.py`` holds the
+rates of wrong verdicts.
 """
 
 import math

@@ -36,13 +36,17 @@ ROOT = Path(dflash.__file__).parents[1]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One launch to make."""
+    """One launch to make.
+
+    ``hang_s`` is after how long it counts as hung; a shorter ``time_limit_s`` only ends it.
+    """
 
     address: str
     variant: Variant
     seed: int = 0
     part: Part = "whole"
     time_limit_s: float = 60.0
+    hang_s: float = 0.0
     step: str = ""
     num_gpus: int = 0
 
@@ -206,7 +210,12 @@ def _how_it_ended(
     child: _Child, code: int | None, result: dict[str, Any]
 ) -> tuple[End, dict[str, Any]]:
     if child.aborted:
-        return "hang", {"message": f"no end within {child.order.time_limit_s:g} s"}
+        limit_s, hang_s = child.order.time_limit_s, child.order.hang_s
+        told = {"message": f"no end within {limit_s:g} s"}
+        if limit_s >= hang_s:
+            return "hang", told
+        told["message"] += f", of the {hang_s:g} s after which it counts as hung"
+        return "killed", told
     error = result if "error" in result else next(iter(result.get("thread_errors", ())), None)
     if error is not None:
         told = {"message": error["error"], "thread": error["thread"]}

@@ -75,6 +75,13 @@ def test_a_foreign_end_is_no_verdict() -> None:
     )
 
 
+def test_a_launch_that_was_cut_short_counts_neither_for_the_failure_nor_against_the_remedy() -> None:
+    cut = [Launch(variant=v, seed=0, end="killed", message="no end") for v in ("faulty", "sound")]
+    found = judge(fake_modes.HANG, cut)
+    assert (found.verdict, found.remedy_verified) == ("inconclusive", "not run")
+    assert severity(found, Expectation("reproduced", "")) == "warning"
+
+
 def test_without_its_positive_control_silence_says_nothing() -> None:
     quiet = numbers("faulty", 0.0)
     dead = judge(CHANCE, [*quiet, *numbers("control", 0.0)])

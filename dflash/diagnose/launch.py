@@ -210,12 +210,7 @@ def _how_it_ended(
     child: _Child, code: int | None, result: dict[str, Any]
 ) -> tuple[End, dict[str, Any]]:
     if child.aborted:
-        limit_s, hang_s = child.order.time_limit_s, child.order.hang_s
-        told = {"message": f"no end within {limit_s:g} s"}
-        if limit_s >= hang_s:
-            return "hang", told
-        told["message"] += f", of the {hang_s:g} s after which it counts as hung"
-        return "killed", told
+        return _at_its_limit(child.order)
     error = result if "error" in result else next(iter(result.get("thread_errors", ())), None)
     if error is not None:
         told = {"message": error["error"], "thread": error["thread"]}
@@ -231,6 +226,14 @@ def _how_it_ended(
     if not (child.folder / "marks.jsonl").exists():
         return "not started", {"message": f"ended with code {code} before it began"}
     return "exception", {"message": f"ended with code {code} and without a result"}
+
+
+def _at_its_limit(order: Order) -> tuple[End, dict[str, Any]]:
+    message = f"no end within {order.time_limit_s:g} s"
+    if order.time_limit_s >= order.hang_s:
+        return "hang", {"message": message}
+    why = f"{message}, of the {order.hang_s:g} s after which it counts as hung"
+    return "killed", {"message": why}
 
 
 def _kind_of(name: str, text: str) -> End:

@@ -205,6 +205,15 @@ def test_an_unknown_slug_suggests_the_nearest(capsys: Capture) -> None:
     assert "hint: did you mean future-leak?" in capsys.readouterr().err
 
 
+def test_unknown_slugs_are_told_all_at_once_and_beside_all_too(capsys: Capture) -> None:
+    assert main(["diagnose", "fx-trace-rase", "future-leak", "qqq", "lable-shift"]) == 2
+    error = capsys.readouterr().err
+    assert "there is no failure mode 'fx-trace-rase' or 'qqq' or 'lable-shift'" in error
+    assert "hint: did you mean fx-trace-race and label-shift?" in error
+    assert main(["diagnose", "all", "futureleak"]) == 2
+    assert "there is no failure mode 'futureleak'" in capsys.readouterr().err
+
+
 def test_requiring_a_gpu_without_one_is_exit_three(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

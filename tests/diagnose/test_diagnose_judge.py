@@ -75,7 +75,7 @@ def test_a_foreign_end_is_no_verdict() -> None:
     )
 
 
-def test_a_launch_that_was_cut_short_counts_neither_for_the_failure_nor_against_the_remedy() -> None:
+def test_a_launch_cut_short_counts_neither_for_the_failure_nor_against_the_remedy() -> None:
     cut = [Launch(variant=v, seed=0, end="killed", message="no end") for v in ("faulty", "sound")]
     found = judge(fake_modes.HANG, cut)
     assert (found.verdict, found.remedy_verified) == ("inconclusive", "not run")

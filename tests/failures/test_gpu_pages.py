@@ -9,6 +9,7 @@ import fake_cuda
 import pytest
 import torch
 
+from dflash.diagnose.expected import expectation
 from dflash.diagnose.finished import FinishedRun
 from dflash.failures import (
     allocator_churn,
@@ -88,6 +89,12 @@ def test_a_deadlock_needs_both_sides() -> None:
     assert list(detect(FinishedRun(text=tracing))) == []
     assert list(detect(FinishedRun(text=backward))) == []
     assert list(detect(FinishedRun(text=f"{backward}\n{tracing}"))) == [tracing, backward]
+
+
+def test_the_deadlock_is_expected_of_the_versions_that_were_tried() -> None:
+    said = {v: expectation(compile_deadlock.MODE, v).expected for v in ("2.11.0", "2.14.1")}
+    assert set(said.values()) == {"reproduced"}
+    assert expectation(compile_deadlock.MODE, "2.13.0").expected == "not known"
 
 
 def worst_after(error: Exception) -> float:

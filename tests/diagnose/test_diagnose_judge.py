@@ -36,6 +36,15 @@ def test_bounds_are_where_the_tails_hold_five_percent(shown: int, launches: int)
     assert 1 - at_most(shown - 1, found.at_least) == pytest.approx(0.05)
 
 
+def test_bounds_of_thousands_of_launches_are_those_of_the_normal_law() -> None:
+    found = rate(400, 2000)  # the exact sum overflows from about a thousand on
+    spread = 1.645 * (0.2 * 0.8 / 2000) ** 0.5
+    assert found.at_least == pytest.approx(0.2 - spread, abs=5e-4)
+    assert found.at_most == pytest.approx(0.2 + spread, abs=6e-4)
+    assert rate(0, 30_000).at_most == pytest.approx(1 - 0.05 ** (1 / 30_000))
+    assert rate(30_000, 30_000).at_least == pytest.approx(0.05 ** (1 / 30_000))
+
+
 def test_a_remedy_by_luck_is_told_from_one_that_helps() -> None:
     assert chance_that_alike(rate(5, 5), rate(0, 5)) == pytest.approx(1 / 252)
     assert chance_that_alike(rate(2, 5), rate(0, 5)) == pytest.approx(comb(8, 3) / comb(10, 5))

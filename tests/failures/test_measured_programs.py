@@ -39,12 +39,13 @@ def test_a_program_says_in_one_line_that_it_needs_a_gpu(path: Path) -> None:
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     ran = subprocess.run([sys.executable, path], capture_output=True, text=True, env=hidden)  # noqa: PLW1510
     assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr == f"torch {torch.__version__} sees no CUDA GPU: nothing was run\n"
+    (line,) = ran.stderr.splitlines()
+    assert "CUDA GPU" in line
 
 
 @every_program
 def test_a_program_imports_nothing_of_ours(path: Path) -> None:
-    assert "dflash" not in path.read_text(encoding="utf-8").replace("dflash-trainer", "")
+    assert "dflash" not in path.read_text(encoding="utf-8")
 
 
 def test_the_program_of_a_bug_report_has_thirty_lines() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor import cudagraph_trees
 
 from dflash.execution import behaviour_of
 from dflash.failures import _trees
@@ -79,6 +80,7 @@ def test_the_program_tells_that_a_backward_ran_in_the_manager_of_the_first_calle
             program.noted(self, inputs, function_id, run=lambda *_: ran.append((self, *inputs)))
 
     ran: list[tuple[Manager, str]] = []
+    monkeypatch.setattr(cudagraph_trees, "CUDAGraphTreeManager", Manager)  # and back at the end
     monkeypatch.setattr(_trees, "StandInManager", Manager)
     monkeypatch.setattr(_trees, "CARRIED", (*_trees.CARRIED, "seen"))
     forward, backward = _trees.stand_in_graph(), _trees.stand_in_graph(is_backward=True)

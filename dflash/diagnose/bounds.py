@@ -1,11 +1,12 @@
 """Exact bounds on the rate of something that was seen in some of several launches."""
 
-from math import comb
+from math import comb, exp, lgamma, log, log1p
 
 from dflash.diagnose.findings import Rate
 
 CONFIDENCE = 0.95
 HALVINGS = 60  # leaves an error below 1e-17
+ENOUGH = 1e-17  # of a sum, below which a falling term changes nothing
 
 
 def rate(shown: int, launches: int) -> Rate:
@@ -33,12 +34,22 @@ def _lower(shown: int, launches: int) -> float:
     """The rate at which *shown* or more would be seen in one case of twenty."""
     if shown == 0:
         return 0.0
-    low, high = 0.0, 1.0
+    low, high = 0.0, shown / launches  # at which half of all cases would show as many
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        at_least_so_many = sum(
-            comb(launches, k) * middle**k * (1.0 - middle) ** (launches - k)
-            for k in range(shown, launches + 1)
-        )
-        low, high = (middle, high) if at_least_so_many < 1.0 - CONFIDENCE else (low, middle)
+        enough = _at_least_so_many(shown, launches, middle) < 1.0 - CONFIDENCE
+        low, high = (middle, high) if enough else (low, middle)
     return low
+
+
+def _at_least_so_many(shown: int, launches: int, chance: float) -> float:
+    """The binomial tail from *shown* on, for a *chance* below shown / launches: it only falls."""
+    ways = lgamma(launches + 1) - lgamma(shown + 1) - lgamma(launches - shown + 1)
+    term = exp(ways + shown * log(chance) + (launches - shown) * log1p(-chance))
+    total = term
+    for k in range(shown, launches):
+        term *= (launches - k) / (k + 1) * chance / (1.0 - chance)
+        total += term
+        if term < total * ENOUGH:
+            break
+    return total

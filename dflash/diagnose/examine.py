@@ -24,7 +24,10 @@ KEPT_IN_FULL = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much to launch. ``trials`` overrides the level, ``time_limit_s`` the page."""
+    """How much to launch. ``trials`` overrides the level, ``time_limit_s`` the page.
+
+    A ``time_limit_s`` below the page's ends launches early; that they hang it cannot show.
+    """
 
     level: Level = "standard"
     trials: int | None = None
@@ -105,6 +108,7 @@ class Examination:
                 seed=seed,
                 part=self.fit.part or "whole",
                 time_limit_s=self.plan.time_limit_s or self.mode.time_limit_s,
+                hang_s=self.mode.time_limit_s,
                 step=self.plan.step,
                 num_gpus=GPUS_NEEDED[self.mode.device] if self._is_whole else 0,
             )

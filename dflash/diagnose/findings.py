@@ -35,7 +35,10 @@ class Launch(_Facts):
 
     variant: Variant
     seed: int
-    end: End = Field(description="'number', or how it ended without one")
+    end: End = Field(
+        description="'number', or how it ended without one; 'killed' says nothing: by a signal from"
+        " outside, or by a --timeout that is shorter than the mode's own"
+    )
     value: float | None = Field(default=None, description="the number that decides")
     message: str = Field(default="", description="exception, signal or limit, as the user sees it")
     thread: str = Field(default="", description="the thread of the exception")

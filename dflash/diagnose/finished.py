@@ -12,9 +12,6 @@ from dflash.errors import DataError, UsageError
 from dflash.records import EvalRecord, EventRecord, StepRecord, read_records
 
 RECORDS, STACKS, ENVIRONMENT = "records.jsonl", "stacks.txt", "environment.json"
-NOTHING_ACCEPTED, MUCH_ACCEPTED = 1.05, 2.0
-"""Tokens per verify step: 1 is the target's own. A drafter that has only learnt its training texts
-by heart is above the first, one that was taught something else is not."""
 
 AnyRecord = StepRecord | EvalRecord | EventRecord
 
@@ -92,20 +89,6 @@ class FinishedRun:
         """Lines of the text that hold any of *words*, each once."""
         lines = (line.strip() for line in self.text.splitlines())
         yield from dict.fromkeys(line for line in lines if any(word in line for word in words))
-
-    def accepted_in_training_alone(self) -> Iterator[str]:
-        """Evaluations that accept nothing although training counts accepted tokens."""
-        counted = 0.0
-        for record in self.records:
-            if isinstance(record, StepRecord):
-                counted = record.accepted_tokens_per_block or 0.0
-            if not isinstance(record, EvalRecord):
-                continue
-            if record.tau < NOTHING_ACCEPTED and counted > MUCH_ACCEPTED:
-                yield (
-                    f"step {record.step}: training counts {counted:.2f} accepted tokens per"
-                    f" block, decoding accepts none (tau {record.tau:.2f})"
-                )
 
     @property
     def torch(self) -> str:

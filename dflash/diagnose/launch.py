@@ -36,13 +36,17 @@ ROOT = Path(dflash.__file__).parents[1]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One launch to make."""
+    """One launch to make.
+
+    ``hang_s`` is after how long it counts as hung; a shorter ``time_limit_s`` only ends it.
+    """
 
     address: str
     variant: Variant
     seed: int = 0
     part: Part = "whole"
     time_limit_s: float = 60.0
+    hang_s: float = 0.0
     step: str = ""
     num_gpus: int = 0
 
@@ -206,7 +210,7 @@ def _how_it_ended(
     child: _Child, code: int | None, result: dict[str, Any]
 ) -> tuple[End, dict[str, Any]]:
     if child.aborted:
-        return "hang", {"message": f"no end within {child.order.time_limit_s:g} s"}
+        return _at_its_limit(child.order)
     error = result if "error" in result else next(iter(result.get("thread_errors", ())), None)
     if error is not None:
         told = {"message": error["error"], "thread": error["thread"]}
@@ -222,6 +226,14 @@ def _how_it_ended(
     if not (child.folder / "marks.jsonl").exists():
         return "not started", {"message": f"ended with code {code} before it began"}
     return "exception", {"message": f"ended with code {code} and without a result"}
+
+
+def _at_its_limit(order: Order) -> tuple[End, dict[str, Any]]:
+    message = f"no end within {order.time_limit_s:g} s"
+    if order.time_limit_s >= order.hang_s:
+        return "hang", {"message": message}
+    why = f"{message}, of the {order.hang_s:g} s after which it counts as hung"
+    return "killed", {"message": why}
 
 
 def _kind_of(name: str, text: str) -> End:

@@ -65,8 +65,20 @@ def _check_step(modes: Sequence[FailureMode], plan: Plan) -> None:
             hint="for example --step mypackage.mymodule:make_step",
         )
     limit_s = plan.time_limit_s or OWN_LIMIT_S
-    order = Order(address=address_of(modes[0]), variant="own", step=plan.step, time_limit_s=limit_s)
+    order = Order(
+        address=address_of(modes[0]),
+        variant="own",
+        step=plan.step,
+        time_limit_s=limit_s,
+        hang_s=OWN_LIMIT_S,
+    )
     (own,) = run_orders([order])
+    if own.end == "killed" and own.wall_s >= limit_s:
+        raise UsageError(
+            f"{plan.step} alone, with no failure mode around it, takes more than --timeout"
+            f" {limit_s:g}",
+            hint=f"without --timeout it has {OWN_LIMIT_S:g} s to come to its end",
+        )
     if own.end != "number":
         told = (own.traceback or own.stacks or own.stderr_tail).rstrip()
         raise UsageError(

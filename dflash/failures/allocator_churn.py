@@ -23,6 +23,7 @@ Verify
 Versions
     Any torch. Seen on one H200 with 2.11: 63.5 GiB reserved at 13.3 GiB allocated, 28 device
     allocations after step 10; fixed: 15.1 GiB and 0; expandable segments: 14.7 GiB and 4.
+    With 2.14.1: 4.39 times what is allocated, fixed 1.04 times.
 Sources
     https://docs.pytorch.org/docs/stable/notes/cuda.html ; pytorch#119640, #131387, #196385
 """

@@ -25,7 +25,8 @@ Verify
 Versions
     Any torch with CUDA graphs. Seen on one and two H200s with 2.11: both die in global mode,
     whether the target is on the same GPU or on another; none in thread_local or relaxed mode,
-    unless the target waits for the device.
+    unless the target waits for the device. With 2.14.1 on one: both in 2 of 2 launches, in
+    thread_local mode none in 2 of 2.
 Sources
     pytorch#146924, pytorch#175425, pytorch#190308
     https://github.com/vllm-project/vllm/pull/48053 (side-stream copies during global captures)

@@ -21,7 +21,8 @@ Remedy
 Verify
     The number of workers that die is 0 of 3.
 Versions
-    Seen: 2.11 on an H200 (2 of 3 die). Seen on a CPU: 2.11 and 2.12 do, 2.13 and 2.14 do not.
+    Seen on an H200: 2.11 does (2 of 3 die), 2.14.1 does not (0 of 3). Seen on a CPU: 2.11 and 2.12
+    do, 2.13 and 2.14 do not.
     Read: 2.9 and 2.10 do.
 Sources
     pytorch#123177, pytorch#184357 (the repair), OpenBMB/VoxCPM#208.

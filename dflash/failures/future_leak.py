@@ -29,6 +29,7 @@ Sources
 import torch
 from torch import Tensor
 
+from dflash.diagnose.acceptance import accepted_in_training_alone
 from dflash.drafter.masks import context_mask
 from dflash.failures._example import packed_batch, small_loss
 from dflash.failures._mode import FailureMode
@@ -69,5 +70,5 @@ MODE = FailureMode(
     limit=0.0,
     reproduce=reproduce,
     remedy=context_mask,
-    detect=lambda run: run.accepted_in_training_alone(),
+    detect=accepted_in_training_alone,
 )

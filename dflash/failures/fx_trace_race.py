@@ -23,7 +23,8 @@ Remedy
 Verify
     Not one call of the warm step fails, during the neighbour's first step or after it: 0.
 Versions
-    Seen: 2.11 and 2.12 during the trace and after it, 2.13 after it only, 2.14 not at all.
+    Seen: 2.11 and 2.12 during the trace and after it, 2.13 after it only, 2.14 not at all
+    (2.14.1 neither with a GPU).
     Checkpointed blocks in three threads on one H200, 2.11: seen in one run of several.
 Sources
     pytorch#126024, pytorch#118260, pytorch#105943; torch/_dynamo/eval_frame.py.

@@ -29,6 +29,7 @@ Sources
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 
+from dflash.diagnose.acceptance import accepted_in_training_alone
 from dflash.drafter.acceptance import accepted_lengths
 from dflash.drafter.blocks import block_labels
 from dflash.drafter.objective import ObjectiveSettings, block_objective
@@ -72,5 +73,5 @@ MODE = FailureMode(
     limit=0.0,
     reproduce=reproduce,
     remedy=block_labels,
-    detect=lambda run: run.accepted_in_training_alone(),
+    detect=accepted_in_training_alone,
 )

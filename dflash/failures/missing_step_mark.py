@@ -20,9 +20,9 @@ Remedy
 Verify
     0 steps lose an output.
 Versions
-    Seen: the error on one H200 with 2.11, in inference and training; the process-wide counter on a
-    CPU with 2.11, 2.13 and 2.14. 2.13 adds a text for gradients, 2.14 a setting that clones
-    (cudagraph_trees_generation_cloning).
+    Seen: the error on one H200 with 2.11, in inference and training, and with 2.14.1; the
+    process-wide counter on a CPU with 2.11, 2.13 and 2.14. 2.13 adds a text for gradients, 2.14 a
+    setting that clones (cudagraph_trees_generation_cloning).
 Sources
     https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_cudagraph_trees.html
     pytorch#169545, pytorch#170604, pytorch#152887

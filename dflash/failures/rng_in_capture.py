@@ -18,9 +18,10 @@ Remedy
 Verify
     0 draws fail.
 Versions
-    Seen on an H200 with 2.11, in every error mode of the capture. Read in the sources: 2.9 to 2.11
-    one flag a generator, from 2.12 one state a capture (pytorch#176752). pytorch#176754, to make
-    the rest safe for threads, is open.
+    Seen on an H200 with 2.11, in every error mode of the capture; not with 2.14.1, in one launch of
+    the faulty program (0 of 10 draws). Read in the sources: 2.9 to 2.11 one flag a generator, from
+    2.12 one state a capture (pytorch#176752). pytorch#176754, to make the rest safe for threads, is
+    open.
 Sources
     https://github.com/huggingface/diffusion-fast/issues/12 (concurrent requests: an older message)
     pytorch#176752, pytorch#176754, pytorch#162504

@@ -19,8 +19,8 @@ Remedy
 Verify
     The number of graphs skipped of which nobody was told is 0.
 Versions
-    Seen on a CPU: 2.11, 2.12, 2.13, 2.14; on an H200 with 2.11. It is the program that lacks a
-    check, not one torch.
+    Seen on a CPU: 2.11, 2.12, 2.13, 2.14; on an H200 with 2.11 and 2.14.1. It is the program that
+    lacks a check, not one torch.
 Sources
     pytorch#140395; torch/_inductor/output_code.py (``post_compile``), cudagraph_utils.py.
 """

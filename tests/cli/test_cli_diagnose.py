@@ -92,6 +92,31 @@ def test_an_inconclusive_mode_is_exit_four(fakes: Use, fake: Named, capsys: Capt
     assert main(["diagnose", "leave", "--trials", "1", "--fail-on", "never"]) == 0
 
 
+def test_a_timeout_below_the_modes_own_shows_no_hang_and_refutes_no_remedy(
+    fakes: Use, fake: Named, capsys: Capture
+) -> None:
+    fakes(fake("HANG"), fake("SLOW"))
+    assert main(["diagnose", "hang", "--timeout", "0.5"]) == 4
+    assert "?? hang: inconclusive" in capsys.readouterr().out
+    assert main(["diagnose", "slow", "--timeout", "0.5"]) == 4
+    said = capsys.readouterr().out
+    assert "verified here: not run" in said
+    assert "no end within 0.5 s, of the 60 s" in said
+    assert main(["diagnose", "hang", "--timeout", "2"]) == 1  # longer than the mode's own
+
+
+def test_a_step_that_a_timeout_ends_is_not_said_to_fail(
+    fakes: Use, fake: Named, tmp_path: Path, *, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_steps.py").write_text("import time\ndef slow(device):\n    time.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{FAKES}:{tmp_path}")
+    fakes(fake("STEPPED"))
+    assert main(["diagnose", "stepped", "--step", "my_steps:slow", "--timeout", "0.5"]) == 2
+    error = capsys.readouterr().err
+    assert "my_steps:slow alone, with no failure mode around it, takes more" in error
+    assert "fails on its own" not in error
+
+
 def test_a_child_that_cannot_start_is_inconclusive(
     fakes: Use, fake: Named, *, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +203,15 @@ def test_an_unknown_slug_suggests_the_nearest(capsys: Capture) -> None:
     assert "hint: did you mean fx-trace-race?" in capsys.readouterr().err
     assert main(["explain", "futureleak"]) == 2
     assert "hint: did you mean future-leak?" in capsys.readouterr().err
+
+
+def test_unknown_slugs_are_told_all_at_once_and_beside_all_too(capsys: Capture) -> None:
+    assert main(["diagnose", "fx-trace-rase", "future-leak", "qqq", "lable-shift"]) == 2
+    error = capsys.readouterr().err
+    assert "there is no failure mode 'fx-trace-rase' or 'qqq' or 'lable-shift'" in error
+    assert "hint: did you mean fx-trace-race and label-shift?" in error
+    assert main(["diagnose", "all", "futureleak"]) == 2
+    assert "there is no failure mode 'futureleak'" in capsys.readouterr().err
 
 
 def test_requiring_a_gpu_without_one_is_exit_three(

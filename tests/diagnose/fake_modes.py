@@ -110,8 +110,15 @@ def be_killed() -> float:
     return 0.0
 
 
+def slow(*, faulty: bool, seed: int = 0) -> float:
+    time.sleep(60)
+    return float(faulty + seed)
+
+
 SEGV = fake("segv", crash, "signal")
 HANG = fake("hang", hang, "hang", chance=False, limit_s=1.5)
+SLOW = fake("slow", lambda: 0.0, chance=False)
+SLOW = replace(SLOW, reproduce=slow)
 LINGER = fake("linger", linger, "hang")
 GPU = fake("gpu", see_gpu)
 MEET, ALSO_MEET = (fake(slug, meet, chance=False) for slug in ("meet", "also-meet"))

@@ -36,6 +36,15 @@ def test_bounds_are_where_the_tails_hold_five_percent(shown: int, launches: int)
     assert 1 - at_most(shown - 1, found.at_least) == pytest.approx(0.05)
 
 
+def test_bounds_of_thousands_of_launches_are_those_of_the_normal_law() -> None:
+    found = rate(400, 2000)  # the exact sum overflows from about a thousand on
+    spread = 1.645 * (0.2 * 0.8 / 2000) ** 0.5
+    assert found.at_least == pytest.approx(0.2 - spread, abs=5e-4)
+    assert found.at_most == pytest.approx(0.2 + spread, abs=6e-4)
+    assert rate(0, 30_000).at_most == pytest.approx(1 - 0.05 ** (1 / 30_000))
+    assert rate(30_000, 30_000).at_least == pytest.approx(0.05 ** (1 / 30_000))
+
+
 def test_a_remedy_by_luck_is_told_from_one_that_helps() -> None:
     assert chance_that_alike(rate(5, 5), rate(0, 5)) == pytest.approx(1 / 252)
     assert chance_that_alike(rate(2, 5), rate(0, 5)) == pytest.approx(comb(8, 3) / comb(10, 5))
@@ -73,6 +82,13 @@ def test_a_foreign_end_is_no_verdict() -> None:
         "inconclusive",
         "a launch ended otherwise: its number is nan",
     )
+
+
+def test_a_launch_cut_short_counts_neither_for_the_failure_nor_against_the_remedy() -> None:
+    cut = [Launch(variant=v, seed=0, end="killed", message="no end") for v in ("faulty", "sound")]
+    found = judge(fake_modes.HANG, cut)
+    assert (found.verdict, found.remedy_verified) == ("inconclusive", "not run")
+    assert severity(found, Expectation("reproduced", "")) == "warning"
 
 
 def test_without_its_positive_control_silence_says_nothing() -> None:

@@ -79,6 +79,13 @@ def test_a_hang_ends_at_its_limit_with_the_stacks_of_all_threads() -> None:
     assert "in hang" in launch.stacks
 
 
+def test_an_end_before_the_time_of_a_hang_is_no_hang() -> None:
+    order = Order(address="fake_modes:HANG", variant="faulty", time_limit_s=0.5, hang_s=1.5)
+    (launch,) = run_orders([order])
+    assert launch.end == "killed"
+    assert launch.message == "no end within 0.5 s, of the 1.5 s after which it counts as hung"
+
+
 def test_a_mode_that_cannot_be_imported_is_no_verdict() -> None:
     (launch,) = run_orders([Order(address="no_such_module:X", variant="faulty")])
     assert launch.end == "not started"

@@ -119,20 +119,6 @@ def measured(number: int, tau: float) -> EvalRecord:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("tau", "slugs"), [(1.0, ["future-leak", "label-shift"]), (1.5, [])])
-def test_a_drafter_of_which_decoding_accepts_nothing_was_taught_something_else(
-    tau: float, slugs: list[str], tmp_path: Path
-) -> None:
-    with RecordWriter(tmp_path / "records.jsonl") as writer:
-        for record in (measured(0, 1.0), step(40, accepted_tokens_per_block=3.4)):
-            writer.write(record)
-        writer.write(measured(40, tau))
-    found = diagnose_run(tmp_path).suffered
-    assert [each.slug for each in found] == slugs
-    if found:
-        assert "step 40: training counts 3.40 accepted tokens" in found[0].evidence[0]
-
-
 def test_what_is_compiled_between_records_came_late(tmp_path: Path) -> None:
     with RecordWriter(tmp_path / "records.jsonl") as writer:
         for record in (step(10, recompiles=5), step(20), step(30, recompiles=1, captures=2)):

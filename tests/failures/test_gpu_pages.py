@@ -9,8 +9,15 @@ import fake_cuda
 import pytest
 import torch
 
+from dflash.diagnose.expected import expectation
 from dflash.diagnose.finished import FinishedRun
-from dflash.failures import allocator_churn, capture_race, compile_deadlock, rng_in_capture
+from dflash.failures import (
+    allocator_churn,
+    capture_race,
+    compile_deadlock,
+    cross_thread_replay,
+    rng_in_capture,
+)
 from dflash.failures._traffic import MALLOC_BYTES
 from dflash.records import StepRecord
 
@@ -82,3 +89,28 @@ def test_a_deadlock_needs_both_sides() -> None:
     assert list(detect(FinishedRun(text=tracing))) == []
     assert list(detect(FinishedRun(text=backward))) == []
     assert list(detect(FinishedRun(text=f"{backward}\n{tracing}"))) == [tracing, backward]
+
+
+def test_the_deadlock_is_expected_of_the_versions_that_were_tried() -> None:
+    said = {v: expectation(compile_deadlock.MODE, v).expected for v in ("2.11.0", "2.14.1")}
+    assert set(said.values()) == {"reproduced"}
+    assert expectation(compile_deadlock.MODE, "2.13.0").expected == "not known"
+
+
+def worst_after(error: Exception) -> float:
+    def gradients_of(_x: torch.Tensor) -> list[torch.Tensor]:
+        raise error
+
+    return cross_thread_replay.error_of(gradients_of, torch.ones(1), [torch.ones(1)])
+
+
+def test_what_the_trees_say_of_a_neighbours_gradients_is_the_failure_and_no_other_error_is() -> (
+    None
+):
+    said = (
+        "TODO: graph recording observed an input tensor deallocate during graph "
+        " recording that did not occur during replay. Please file an issue."
+    )  # torch 2.14.1 on an H200, both faulty launches of two runs
+    assert worst_after(RuntimeError(said)) > cross_thread_replay.LIMIT
+    with pytest.raises(RuntimeError, match="a bug of the page's own"):
+        worst_after(RuntimeError("a bug of the page's own"))

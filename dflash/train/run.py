@@ -35,7 +35,7 @@ from dflash.train.logbook import Logbook
 from dflash.train.loop import Drafting, train_loop
 from dflash.train.readiness import WarmRun, warm_up
 from dflash.train.replicas import GradientSum
-from dflash.train.resumption import changed_settings, read_start, restore, start_of
+from dflash.train.resumption import read_start, restore, resumed_event, start_of
 from dflash.train.sentinel import Sentinel
 from dflash.train.stored import TargetRef
 
@@ -157,10 +157,7 @@ class _Run:
 
     def _train(self, boundary: Boundary, emit: Emit) -> Outcome:
         if self.resumed:
-            detail: dict[str, object] = {"checkpoint": self.resumed.path.name}
-            if changed := changed_settings(self.resumed.config_toml, self.config):
-                detail["changed"] = changed
-            emit(event(self.first_step, "resumed", **detail))
+            emit(resumed_event(self.resumed, self.config, self.options.run_dir))
         tau_before = self._measure_start(boundary, emit)
         warm = self._warm_up(emit)
         try:

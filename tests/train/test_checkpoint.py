@@ -13,7 +13,8 @@ import torch
 from tiny_models import tiny_drafter
 
 import dflash.train.checkpoint as checkpoint_module
-from dflash.errors import CheckpointError
+from dflash.errors import CheckpointError, UsageError
+from dflash.records import EventRecord, RecordWriter
 from dflash.train.checkpoint import Keeper, Progress, Snapshot, resume_from
 from dflash.train.resumption import read_start, start_of
 from dflash.train.stored import TargetRef, complete_checkpoints
@@ -218,6 +219,13 @@ def test_never_starts_anew_only_where_nothing_is(tmp_path: Path) -> None:
         start_of(tmp_path, "never")
 
 
+def begin(run_dir: Path, checkpoint: Path) -> None:
+    """Record that the run in *run_dir* began from *checkpoint*."""
+    with RecordWriter(run_dir / "records.jsonl") as writer:
+        detail = {"checkpoint": checkpoint.name, "from": str(checkpoint)}
+        writer.write(EventRecord(step=10, name="resumed", detail=detail))
+
+
 def test_a_path_starts_an_empty_folder_which_then_goes_on_by_itself(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     for step in (10, 20):
@@ -225,8 +233,29 @@ def test_a_path_starts_an_empty_folder_which_then_goes_on_by_itself(tmp_path: Pa
     assert start_of(second, str(first)) == first / "checkpoints" / "step-00000020"
     older = first / "checkpoints" / "step-00000010"
     assert start_of(second, str(older)) == older
+    begin(second, older)
     keeper(second).save(snapshot(30))
     assert start_of(second, str(older)) == second / "checkpoints" / "step-00000030"
+    assert start_of(second, str(second)) == second / "checkpoints" / "step-00000030"
+
+
+@pytest.mark.parametrize("began_there", [False, True])
+def test_a_path_is_never_left_aside_for_the_run_that_is_there(
+    tmp_path: Path, *, began_there: bool
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for step in (10, 20):
+        keeper(first).save(snapshot(step))
+    if began_there:  # but not where the path points now
+        begin(second, first / "checkpoints" / "step-00000010")
+    keeper(second).save(snapshot(30))
+    with pytest.raises(UsageError) as caught:
+        start_of(second, str(first))
+    assert caught.value.exit_code == 2
+    assert "\n" not in caught.value.what
+    assert f"--resume {first}: {second} already holds a run of its own" in caught.value.what
+    assert f"leave --resume out to go on with {second}" in caught.value.hint
+    assert "another --run-dir" in caught.value.hint
 
 
 def test_an_earlier_checkpoint_of_the_same_folder_would_meet_its_own_future(tmp_path: Path) -> None:

@@ -232,6 +232,21 @@ def test_a_run_goes_on_in_another_folder(place: Path, tmp_path: Path, whole: Pat
     assert not (tmp_path / "first" / "checkpoints" / "step-00000040").exists()
 
 
+def test_the_command_that_began_in_another_folder_goes_on_when_it_is_given_again(
+    place: Path, tmp_path: Path, whole: Path
+) -> None:
+    run(tiny_config(place), tmp_path / "first", max_steps=20)
+    for last_step in (30, 40):
+        options = {"resume": str(tmp_path / "first"), "max_steps": last_step}
+        assert run(tiny_config(place), tmp_path / "second", **options).step == last_step
+    assert_same_tensors(checkpoint(tmp_path / "second", 40), checkpoint(whole, 40))
+    first, second = events_of(tmp_path / "second", "resumed")
+    assert (first.step, second.step) == (20, 30)
+    assert first.detail["from"] == str(tmp_path / "first" / "checkpoints" / "step-00000020")
+    with pytest.raises(UsageError, match="already holds a run of its own"):
+        run(tiny_config(place), whole, resume=str(tmp_path / "first"))
+
+
 def test_two_processes_cannot_train_into_one_folder(place: Path, tmp_path: Path) -> None:
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -14,7 +14,7 @@ from dflash.errors import STOPPED_EXIT, UsageError
 if TYPE_CHECKING:
     from dflash.config import RunConfig
     from dflash.report.progress import AnyRecord, ProgressKind, Sink
-    from dflash.train.run import Outcome
+    from dflash.train.outcome import Outcome
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML file")]
 Overrides = Annotated[

@@ -12,7 +12,8 @@ import torch
 
 from dflash.config import RunConfig, to_toml
 from dflash.environment import environment
-from dflash.errors import UsageError
+from dflash.errors import UsageError, reason, remedy
+from dflash.train.stored import complete_checkpoints
 
 CONFIG = "config.toml"
 RECORDS = "records.jsonl"
@@ -52,9 +53,10 @@ def writable(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        kept = "; complete checkpoints are untouched" if complete_checkpoints(run_dir) else ""
         raise UsageError(
-            f"the run folder {run_dir} cannot be written: {error.strerror or error}",
-            hint="free some space or choose another --run-dir; complete checkpoints are untouched",
+            f"the run folder {run_dir} cannot be written: {reason(error)}",
+            hint=f"{remedy(error)}, or choose another --run-dir{kept}",
         ) from error
 
 

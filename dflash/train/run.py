@@ -33,6 +33,7 @@ from dflash.train.folder import (
 )
 from dflash.train.logbook import Logbook
 from dflash.train.loop import Drafting, train_loop
+from dflash.train.outcome import Outcome
 from dflash.train.readiness import WarmRun, warm_up
 from dflash.train.replicas import GradientSum
 from dflash.train.resumption import read_start, restore, resumed_event, start_of
@@ -56,22 +57,6 @@ class TrainOptions:
     begin: Callable[[int, int], None] = lambda _first_step, _last_step: None
     show: Emit = lambda _record: None
     say: Callable[[str], None] = lambda _text: None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How a run ended. ``signal`` is the signal that stopped it before its end, if one did;
-    ``tau`` is None where nothing was measured after its last step."""
-
-    step: int
-    num_steps: int
-    tau_before: float | None
-    tau: float | None
-    checkpoint: Path | None
-    signal: int | None
-    waits: Waits | None
-    suggestion: str
-    warm_up_s: float
 
 
 def train(config: RunConfig, options: TrainOptions) -> Outcome:
@@ -100,8 +85,10 @@ class _Run:
             options.run_dir,
             keep_last=config.checkpoint.keep_last,
             keep_best=config.checkpoint.keep_best,
+            say=options.say,
         )
-        self.keeper.sweep()
+        with writable(options.run_dir):
+            self.keeper.sweep()
         start = start_of(options.run_dir, options.resume)
         self.built: Built = build(config, options.run_dir / DATA)
         self.step = self.built.steps[0]
@@ -128,12 +115,17 @@ class _Run:
                 seed=config.seed,
                 stop_ids=self.built.targets[0].stop_ids,
             ),
+            signals=signals,
         )
 
     def go(self) -> Outcome:
         run_dir = self.options.run_dir
         with writable(run_dir):
-            truncate_after(run_dir / RECORDS, self.first_step if self.resumed else -1)
+            # Without a checkpoint in here nothing stands behind the records that are there.
+            truncate_after(
+                run_dir / RECORDS,
+                self.first_step if self.first_step and self.keeper.newest() else -1,
+            )
             self._write_folder()
             writer = RecordWriter(run_dir / RECORDS)
 
@@ -150,15 +142,19 @@ class _Run:
             boundary = self._boundary(emit)
             if self.resumed:
                 restore(self.resumed, self.built.steps, boundary)
-            if self.first_step >= self.last_step:
-                return self._outcome(boundary, None, tau_before=None, warm_up_s=0.0)
+            if self.first_step >= self.last_step and not boundary.owes_evaluation:
+                return self._outcome(boundary)
             with last_words(lambda: boundary.reached, keep):  # the screen tells it once, later
                 return self._train(boundary, emit)
 
     def _train(self, boundary: Boundary, emit: Emit) -> Outcome:
         if self.resumed:
             emit(resumed_event(self.resumed, self.config, self.options.run_dir))
-        tau_before = self._measure_start(boundary, emit)
+        tau = boundary.catch_up(self.options.say)
+        if boundary.owes_evaluation:
+            return self._stop_before_a_step(boundary, emit)
+        if self.first_step >= self.last_step:
+            return self._outcome(boundary)
         warm = self._warm_up(emit)
         try:
             waits = self._run(boundary, warm, emit)
@@ -167,7 +163,7 @@ class _Run:
         outcome = self._outcome(
             boundary,
             waits,
-            tau_before=tau_before,
+            tau_before=None if self.first_step else tau,
             warm_up_s=warm.warm_up_s,
         )
         if any(allocated.values()):
@@ -176,6 +172,18 @@ class _Run:
         if outcome.signal is not None:
             emit(event(outcome.step, "stopped", signal=outcome.signal))
         return outcome
+
+    def _stop_before_a_step(self, boundary: Boundary, emit: Emit) -> Outcome:
+        """Leave a checkpoint that the same command goes on from, with the evaluation first."""
+        if self.keeper.newest() is None:
+            self._restore_totals()
+            boundary.save(Lifeline())
+        emit(event(boundary.reached, "stopped", signal=self.signals.stop))
+        return self._outcome(boundary)
+
+    def _restore_totals(self) -> None:
+        if self.resumed:
+            self.step.totals.sums.copy_(self.resumed.state["totals"])
 
     def _boundary(self, emit: Emit) -> Boundary:
         config, built = self.config, self.built
@@ -207,16 +215,6 @@ class _Run:
             reached=self.first_step,
         )
 
-    def _measure_start(self, boundary: Boundary, emit: Emit) -> float | None:
-        if self.resumed or not self.judge.prompts:
-            return None
-        self.options.say(f"decoding {len(self.judge.prompts)} held-out prompts before training")
-        record = self.judge.measure(0, lambda: None)
-        assert record is not None, "there are prompts"
-        emit(record)
-        boundary.best_tau = boundary.tau = record.tau
-        return record.tau
-
     def _warm_up(self, emit: Emit) -> WarmRun:
         """Everything that compiles or allocates for the first time, here in the main thread."""
         built = self.built
@@ -234,8 +232,7 @@ class _Run:
         self.built, mode = warm.built, warm.ready.choice
         self.options.say(f"execution mode {mode.mode}: {mode.why}")
         self._write_folder()
-        if self.resumed:  # only now, since a rehearsal leaves nothing measured
-            self.step.totals.sums.copy_(self.resumed.state["totals"])
+        self._restore_totals()  # only now, since a rehearsal leaves nothing measured
         emit(warmed_up(self.first_step, warm, elapsed_s=time.perf_counter() - started))
         return warm
 
@@ -296,22 +293,26 @@ class _Run:
     def _outcome(
         self,
         boundary: Boundary,
-        waits: Waits | None,
+        waits: Waits | None = None,
         *,
-        tau_before: float | None,
-        warm_up_s: float,
+        tau_before: float | None = None,
+        warm_up_s: float = 0.0,
     ) -> Outcome:
-        devices, done = self.built.devices, boundary.reached >= self.last_step
+        devices, reached = self.built.devices, boundary.reached
+        done = reached >= self.last_step and not boundary.owes_evaluation
+        suggestion = f"nothing to do: the last step asked for is {self.last_step}"
+        if waits is not None:
+            suggestion = waits.suggestion(devices.targets, devices.drafters)
+        elif not done:
+            suggestion = "nothing ran, so there is nothing to balance"
         return Outcome(
-            step=boundary.reached,
+            step=reached,
             num_steps=self.built.num_steps,
             tau_before=tau_before,
-            tau=boundary.tau if boundary.tau_step == boundary.reached else None,
+            tau=boundary.tau if boundary.tau_step == reached else None,
             checkpoint=boundary.last_saved,
             signal=None if done else self.signals.stop,
             waits=waits,
-            suggestion=waits.suggestion(devices.targets, devices.drafters)
-            if waits
-            else f"nothing to do: the last step asked for is {self.last_step}",
+            suggestion=suggestion,
             warm_up_s=warm_up_s,
         )

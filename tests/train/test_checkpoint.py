@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from tiny_models import tiny_drafter
 
 import dflash.train.checkpoint as checkpoint_module
@@ -105,6 +106,64 @@ def test_what_a_kill_left_half_written_is_swept_and_nothing_else(tmp_path: Path)
     (folder / "notes.partial").mkdir()
     keeper(tmp_path).sweep()
     assert names(tmp_path) == ["notes.partial", "step-00000010"]
+
+
+def test_a_step_without_its_manifest_is_set_aside_whole_and_named(tmp_path: Path) -> None:
+    said: list[str] = []
+    keeping = Keeper(tmp_path, keep_last=3, keep_best=True, say=said.append)
+    for step in (10, 20):
+        (keeping.save(snapshot(step)) / "notes").write_text("mine")
+    folder = tmp_path / "checkpoints"
+    for turn in (1, 2):
+        (folder / "step-00000020" / "manifest.json").unlink()
+        before = sorted(path.name for path in (folder / "step-00000020").iterdir())
+        (keeping.sweep if turn == 1 else lambda: keeping.save(snapshot(20)))()
+        aside = folder / f"step-00000020.incomplete-{turn}"
+        assert said.pop() == (
+            f"the checkpoint {folder / 'step-00000020'} is incomplete (it has no manifest.json) and"
+            f" was set aside as {aside.name}"
+        )
+        assert sorted(path.name for path in aside.iterdir()) == before
+        assert start_of(tmp_path, "auto") == keeping.newest()
+        keeping.save(snapshot(20))
+        assert resume_from(folder / "step-00000020", CONTRACT).step == 20
+    assert said == []
+    assert "step-00000010" in names(tmp_path)
+
+
+def test_a_file_in_the_place_of_a_step_is_set_aside_too(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-00000020").write_text("mine")
+    keeper(tmp_path).sweep()
+    keeper(tmp_path).save(snapshot(20))
+    assert names(tmp_path) == ["step-00000020", "step-00000020.incomplete-1"]
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.ENOSPC, "free some space and run"),
+        (errno.EACCES, "get the right to write there and run"),
+        (errno.EROFS, "make that file system writable and run"),
+        (errno.ENOTEMPTY, "move away what is in its place and run"),
+        (errno.EIO, "see to what the system reports and run"),
+    ],
+)
+@pytest.mark.parametrize("rust", [False, True])
+def test_the_hint_follows_from_what_the_file_system_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, number: int, says: str, rust: bool
+) -> None:
+    def failing(*_args: object, **_kwargs: object) -> NoReturn:
+        if rust:
+            raise SafetensorError(f"I/O error: {os.strerror(number)} (os error {number})")
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(checkpoint_module, "save_file", failing)
+    with pytest.raises(CheckpointError) as caught:
+        keeper(tmp_path).save(snapshot(20))
+    assert os.strerror(number) in caught.value.what
+    assert caught.value.hint.startswith(says)
+    assert caught.value.hint.endswith("there is no complete one yet")
 
 
 def full_disk(*_args: object, **_kwargs: object) -> NoReturn:

@@ -196,8 +196,9 @@ def test_running_out_of_memory_before_the_threads_start_is_told_alike(
 
 def test_a_run_folder_that_is_a_file_is_refused(place: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UsageError, match="cannot be written: File exists"):
+    with pytest.raises(UsageError, match="cannot be written: File exists") as caught:
         run(tiny_config(place), tmp_path / "file")
+    assert caught.value.hint == "move away what is in its place, or choose another --run-dir"
 
 
 def test_a_disk_that_is_full_for_records_is_told_in_a_sentence(

@@ -154,6 +154,20 @@ class Keeper:
         """The newest complete checkpoint, if there is one."""
         return next(reversed(complete_checkpoints(self._run_dir)), None)
 
+    def require_readable(self) -> None:
+        """Look at the manifests that every save compares, before there is anything to lose.
+
+        Raises:
+            CheckpointError: one before the newest cannot be read.
+        """
+        *older, newest = complete_checkpoints(self._run_dir) or [Path()]
+        for folder in older if self._keep_best else ():
+            try:
+                read_manifest(folder)
+            except CheckpointError as error:
+                hint = error.hint or f"move that folder away; the run goes on from {newest.name}"
+                raise CheckpointError(error.what, hint=hint) from error
+
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:
         """Turn an error of the file system inside into a sentence that names *what*."""

@@ -90,6 +90,7 @@ class _Run:
         with writable(options.run_dir):
             self.keeper.sweep()
         start = start_of(options.run_dir, options.resume)
+        self.keeper.require_readable()
         self.built: Built = build(config, options.run_dir / DATA)
         self.step = self.built.steps[0]
         self.resumed = read_start(start, self.built.contract) if start else None

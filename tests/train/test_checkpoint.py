@@ -217,6 +217,11 @@ def forget_progress(folder: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
+def say_step(folder: Path, step: int) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"step": step}))
+
+
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
@@ -229,6 +234,7 @@ def forget_progress(folder: Path) -> None:
         (lambda f: set_version(f, 0), r"has checkpoint format 0, this version reads 1"),
         (lambda f: set_version(f, 2), r"has checkpoint format 2, this version reads 1"),
         (forget_progress, r"manifest.json is damaged: progress.batches: Field required"),
+        (lambda f: say_step(f, 7), r"is named after step 20, but its manifest.json says step 7"),
         (become_zlab, r"holds a drafter but no optimizer state"),
     ],
 )
@@ -260,6 +266,27 @@ def test_a_damaged_newest_checkpoint_says_which_one_comes_before_it(tmp_path: Pa
     with pytest.raises(CheckpointError) as caught:
         read_start(newest, CONTRACT)
     assert caught.value.hint == "remove that folder to go on from step-00000010"
+
+
+@pytest.mark.parametrize(
+    "harm", [lambda f: say_step(f, 7), lambda f: truncate(f, "manifest.json")], ids=["step", "half"]
+)
+def test_an_older_checkpoint_that_would_end_the_next_save_is_refused_before(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    older, _ = (keeper(tmp_path).save(snapshot(step)) for step in (10, 20))
+    keeper(tmp_path).require_readable()
+    harm(older)
+    with pytest.raises(CheckpointError, match="step-00000010") as caught:
+        keeper(tmp_path).require_readable()
+    assert "move" in caught.value.hint
+    keeper(tmp_path, keep_best=False).require_readable()  # no save compares them then
+    keeper(tmp_path, keep_best=False, keep_last=1).save(snapshot(30))
+
+
+def test_the_step_of_a_folder_with_a_name_of_its_own_is_the_manifests(saved: Path) -> None:
+    (saved.parent / "mine").symlink_to(saved)
+    assert resume_from(saved.parent / "mine", CONTRACT).step == 20
 
 
 def test_auto_takes_the_newest_complete_one(tmp_path: Path) -> None:

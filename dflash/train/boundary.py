@@ -162,7 +162,8 @@ class Boundary:
 
     def _evaluate(self, life: Lifeline) -> float | None:
         self._settle(life)
-        record = self.judge.measure(self.reached, life.beat)
+        with life.paused():
+            record = self.judge.measure(self.reached, life.beat)
         if record is None:
             return None
         self.emit(record)
@@ -179,18 +180,18 @@ class Boundary:
     def save(self, life: Lifeline, tau: float | None = None) -> None:
         """Write a checkpoint of the run as it is; *tau* was measured there."""
         self._settle(life)
-        self.last_saved = self.keeper.save(
-            Snapshot(
-                step=self.reached,
-                shape=self.judge.shape,
-                target=self.target,
-                weights=self.step.masters,
-                state=self.step.moments() | {"totals": self.step.totals.sums},
-                contract=self.contract,
-                progress=Progress(**asdict(self.logbook.counters), best_tau=self.best_tau),
-                config_toml=self.config_toml,
-                tau=tau,
-            )
+        snapshot = Snapshot(
+            step=self.reached,
+            shape=self.judge.shape,
+            target=self.target,
+            weights=self.step.masters,
+            state=self.step.moments() | {"totals": self.step.totals.sums},
+            contract=self.contract,
+            progress=Progress(**asdict(self.logbook.counters), best_tau=self.best_tau),
+            config_toml=self.config_toml,
+            tau=tau,
         )
+        with life.paused():
+            self.last_saved = self.keeper.save(snapshot)
         told = {"folder": self.last_saved.name}
         self.emit(EventRecord(step=self.reached, name="checkpoint", detail=told))

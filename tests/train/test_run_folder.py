@@ -5,6 +5,7 @@ import json
 import math
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +16,9 @@ from tiny_runs import events_of, run, steps_of, tiny_config, write_target, write
 from dflash.config import load, to_toml
 from dflash.errors import ConfigError, DataError, DeviceMemoryError, UsageError
 from dflash.records import EvalRecord, EventRecord, RecordWriter, StepRecord, read_records
+from dflash.train.boundary import Judge
 from dflash.train.build import build
+from dflash.train.checkpoint import Keeper
 from dflash.train.rehearsal import rehearse
 
 
@@ -79,6 +82,41 @@ def test_the_waits_come_with_a_sentence(evaluated: Path) -> None:
     assert waits.detail["elapsed_s"] > 0
     assert {"target_for_slot_s", "drafter_for_features_s", "target_for_data_s"} < set(waits.detail)
     assert "cpu" in waits.detail["advice"] or "balanced" in waits.detail["advice"]
+
+
+def test_waits_and_advice_are_of_the_time_in_which_steps_ran(
+    evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step lines show the same shares as the advice, however long anything else took."""
+    slow_s, calls = 0.4, []
+    for owner, name in ((Judge, "measure"), (Keeper, "save")):
+        inner = getattr(owner, name)
+
+        def slowly(self: object, *arguments: object, inner: Any = inner) -> object:  # noqa: ANN401
+            calls.append(time.sleep(slow_s))
+            return inner(self, *arguments)
+
+        monkeypatch.setattr(owner, name, slowly)
+    config = tiny_config(
+        evaluated,
+        data={"heldout": (str(evaluated / "heldout.txt"),)},
+        optim={"max_steps": 12},
+        eval={"every_steps": 2, "num_prompts": 1},
+        checkpoint={"every_steps": 2},
+    )
+    outcome = run(config, tmp_path)
+    assert outcome.waits is not None
+    records = [r for r in read_records(tmp_path / "records.jsonl") if isinstance(r, StepRecord)]
+    of_steps = {
+        "elapsed_s": sum(4 * record.step_s for record in records),
+        "target_for_slot_s": sum(4 * record.wait_target_s for record in records),
+        "drafter_for_features_s": sum(4 * record.wait_drafter_s for record in records),
+        "target_for_data_s": sum(4 * record.wait_data_s for record in records),
+    }
+    for name, seconds in of_steps.items():
+        assert getattr(outcome.waits, name) == pytest.approx(seconds, abs=slow_s / 2), name
+    assert len(calls) >= 12
+    assert outcome.waits.elapsed_s < len(calls) * slow_s / 2, "12 steps take a fraction of that"
 
 
 def test_only_a_checkpoint_that_was_measured_claims_a_tau(evaluated: Path, tmp_path: Path) -> None:

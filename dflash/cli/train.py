@@ -114,6 +114,7 @@ def _run(
     from dflash.report.progress import make_progress
     from dflash.report.tensorboard import TensorBoardSink, require_tensorboard
     from dflash.train.run import TrainOptions, train
+    from dflash.train.stored import complete_checkpoints
 
     wants_tensorboard = "tensorboard" in config.log.sinks
     if wants_tensorboard:
@@ -145,7 +146,10 @@ def _run(
             return train(config, options)
         except StoppedNowError as stop:
             screen.close()
-            talk("stopped at once by a second signal; the last complete checkpoint stands")
+            kept = complete_checkpoints(folder)
+            left = f"the last checkpoint stands: {kept[-1].name}" if kept else ""
+            left = left or "there is no checkpoint yet, so the same command begins again"
+            talk(f"stopped at once by a second signal; {left}")
             leave_now(128 + stop.signum)
 
 

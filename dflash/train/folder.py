@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,10 @@ from dflash.config import RunConfig, to_toml
 from dflash.environment import environment
 from dflash.errors import UsageError, reason, remedy
 from dflash.train.stored import complete_checkpoints
+
+if TYPE_CHECKING:
+    from dflash.train.build import Built
+    from dflash.train.devices import SumChoice
 
 CONFIG = "config.toml"
 RECORDS = "records.jsonl"
@@ -63,6 +67,24 @@ def writable(run_dir: Path) -> Iterator[None]:
 def write_config(run_dir: Path, config: RunConfig) -> None:
     """Write the resolved configuration; it loads back equal."""
     _replace(run_dir / CONFIG, to_toml(config))
+
+
+def choices(built: "Built", gradient_sum: "SumChoice") -> dict[str, Any]:
+    """What a run settled for, with the reasons, for its ``environment.json``."""
+    devices = built.devices
+    return {
+        "mode": devices.mode.mode,
+        "mode_why": devices.mode.why,
+        "gradient_sum": gradient_sum.kind,
+        "gradient_sum_why": gradient_sum.why,
+        "notes": list(built.notes),
+        "target_devices": list(devices.targets),
+        "drafter_devices": list(devices.drafters),
+        "compute_dtype": str(devices.compute_dtype),
+        "num_parameters": built.shape.num_parameters,
+        "num_anchors": built.steps[0].loss.num_anchors,
+        "num_steps": built.num_steps,
+    }
 
 
 def write_environment(run_dir: Path, chosen: dict[str, Any]) -> None:

@@ -1,14 +1,15 @@
 """Going on with a run: from which checkpoint, and what has changed since it was written."""
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dflash.config import RunConfig, to_toml
-from dflash.errors import CheckpointError, UsageError
+from dflash.errors import CheckpointError, UsageError, WorkerDiedError
 from dflash.records import EventRecord, read_records
 from dflash.train.boundary import Boundary
 from dflash.train.checkpoint import Resumed, resume_from
@@ -84,6 +85,18 @@ def resumed_event(resumed: Resumed, config: RunConfig, run_dir: Path) -> EventRe
     if changed := changed_settings(resumed.config_toml, config):
         detail["changed"] = changed
     return event(resumed.step, "resumed", **detail)
+
+
+@contextmanager
+def told_where_to_go_on(run_dir: Path) -> Iterator[None]:
+    """Add to the death of a worker inside what the same command would do next."""
+    try:
+        yield
+    except WorkerDiedError as error:
+        kept = complete_checkpoints(run_dir)
+        goes_on = f"the same command goes on from its last checkpoint, {kept[-1].name}" if kept else ""
+        error.hint = goes_on or "there is no checkpoint yet: the same command begins again"
+        raise
 
 
 def read_start(start: Path, contract: dict[str, Any]) -> Resumed:

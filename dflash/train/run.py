@@ -26,6 +26,7 @@ from dflash.train.folder import (
     DATA,
     RECORDS,
     STACKS,
+    choices,
     claimed,
     writable,
     write_config,
@@ -36,7 +37,13 @@ from dflash.train.loop import Drafting, train_loop
 from dflash.train.outcome import Outcome
 from dflash.train.readiness import WarmRun, warm_up
 from dflash.train.replicas import GradientSum
-from dflash.train.resumption import read_start, restore, resumed_event, start_of
+from dflash.train.resumption import (
+    read_start,
+    restore,
+    resumed_event,
+    start_of,
+    told_where_to_go_on,
+)
 from dflash.train.sentinel import Sentinel
 from dflash.train.stored import TargetRef
 
@@ -70,6 +77,7 @@ def train(config: RunConfig, options: TrainOptions) -> Outcome:
         with (
             cores_shared_by(devices.num_cpu_workers),
             advised(config, fused=devices.mode.mode != "eager"),
+            told_where_to_go_on(options.run_dir),
         ):
             return _Run(config, options, signals).go()
 
@@ -182,6 +190,10 @@ class _Run:
         emit(event(boundary.reached, "stopped", signal=self.signals.stop))
         return self._outcome(boundary)
 
+    def _newest(self) -> Path | None:
+        """The checkpoint that the run would go on from now."""
+        return self.keeper.newest() or (self.resumed and self.resumed.path)
+
     def _restore_totals(self) -> None:
         if self.resumed:
             self.step.totals.sums.copy_(self.resumed.state["totals"])
@@ -206,7 +218,7 @@ class _Run:
             target=TargetRef(source=config.target.model, fingerprint=built.targets[0].fingerprint),
             contract=built.contract,
             config_toml=to_toml(config),
-            sentinel=Sentinel(built.data.dataset.source_of),
+            sentinel=Sentinel(built.data.dataset.source_of, newest=self._newest),
             agreement=self.agreement,
             logbook=logbook,
             judge=self.judge,
@@ -272,24 +284,8 @@ class _Run:
         )
 
     def _write_folder(self) -> None:
-        devices = self.built.devices
         write_config(self.options.run_dir, self.config)
-        write_environment(
-            self.options.run_dir,
-            {
-                "mode": devices.mode.mode,
-                "mode_why": devices.mode.why,
-                "gradient_sum": self.gradient_sum.choice.kind,
-                "gradient_sum_why": self.gradient_sum.choice.why,
-                "notes": list(self.built.notes),
-                "target_devices": list(devices.targets),
-                "drafter_devices": list(devices.drafters),
-                "compute_dtype": str(devices.compute_dtype),
-                "num_parameters": self.built.shape.num_parameters,
-                "num_anchors": self.step.loss.num_anchors,
-                "num_steps": self.built.num_steps,
-            },
-        )
+        write_environment(self.options.run_dir, choices(self.built, self.gradient_sum.choice))
 
     def _outcome(
         self,

@@ -206,12 +206,23 @@ def test_a_hundred_steps_are_some_a_signal_and_the_rest(
 
 
 @pytest.mark.slow
-def test_a_second_interrupt_ends_at_once(place: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("every_steps", "left"),
+    [
+        (2, "the last checkpoint stands: step-00000006"),
+        (100, "there is no checkpoint yet, so the same command begins again"),
+    ],
+)
+def test_a_second_interrupt_ends_at_once(
+    place: Path, tmp_path: Path, every_steps: int, left: str
+) -> None:
     """The loader hangs in a C call, so the step that the first one waits for never comes."""
-    toml = write_toml(tmp_path / "long.toml", place, optim={"max_steps": 10**6})
+    changes: dict[str, Any] = {"checkpoint": {"every_steps": every_steps}}
+    toml = write_toml(tmp_path / "long.toml", place, optim={"max_steps": 10**6}, **changes)
     hang = BREAK.format(harm="ctypes.CDLL(None).sleep(60)")
     process = start("train", str(toml), "--run-dir", "here", code=hang)
     wait_for(process, "step 4/")
+    time.sleep(1.0)  # six batches were assembled: their steps are over, and no other comes
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1.0)
@@ -220,7 +231,7 @@ def test_a_second_interrupt_ends_at_once(place: Path, tmp_path: Path) -> None:
     _, err = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGINT
     assert time.monotonic() - started < 5.0
-    assert "stopped at once by a second signal" in err
+    assert f"stopped at once by a second signal; {left}" in err
     assert "Traceback" not in err
 
 
@@ -255,7 +266,13 @@ def test_a_worker_s_death_is_told_once(place: Path, tmp_path: Path) -> None:
     assert process.returncode == 14
     assert "error: worker loader died of ZeroDivisionError: division by zero" in err
     assert err.count("Traceback (most recent call last)") == 1
-    assert "hint: the run can go on from its last checkpoint" in err
+    assert "hint: there is no checkpoint yet: the same command begins again" in err
+    assert not (tmp_path / "here" / "checkpoints").exists()
+    again = start("train", str(toml), "--run-dir", "here", "--max-steps", "4")
+    again.communicate(timeout=60)
+    process = start("train", str(toml), "--run-dir", "here", code=BREAK.format(harm="1 / 0"))
+    _, err = process.communicate(timeout=60)
+    assert "hint: the same command goes on from its last checkpoint, step-00000004" in err
 
 
 KILLS = """

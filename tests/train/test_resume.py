@@ -398,7 +398,11 @@ def test_a_step_that_is_not_finite_ends_the_run_and_leaves_the_last_checkpoint(
     with pytest.raises(NonFiniteError, match=r"step \d+: .*text-\d+\.txt:\d+") as caught:
         run(tiny_config(place, optim={"lr": 1e30}), tmp_path)
     assert caught.value.exit_code == 10
+    assert "the last checkpoint, step-00000020, is sound" in caught.value.hint
     newest = max((tmp_path / "checkpoints").glob("step-*"))
     assert all(bool(t.isfinite().all()) for t in load_file(newest / "drafter.safetensors").values())
     assert newest.name == "step-00000020"
     assert torch.isfinite(torch.tensor([record["loss"] for record in steps_of(tmp_path)])).all()
+    with pytest.raises(NonFiniteError) as caught:
+        run(tiny_config(place, optim={"lr": 1e30}), tmp_path / "anew")
+    assert caught.value.hint.startswith("there is no checkpoint yet; look at these documents")

@@ -155,6 +155,8 @@ def _run(
 
 def _lines(outcome: "Outcome", folder: Path) -> list[str]:
     state = f"step {outcome.step} of {outcome.num_steps}"
+    if outcome.step > outcome.num_steps:
+        state = f"step {outcome.step}, past the {outcome.num_steps} steps asked for"
     lines = [f"{state}; checkpoint {outcome.checkpoint or 'none new'}"]
     if outcome.tau is not None or outcome.tau_before is not None:
         before = f"{outcome.tau_before:.2f} before training, " if outcome.tau_before else ""

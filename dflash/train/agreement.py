@@ -131,8 +131,8 @@ class Agreement:
             f"step {step}: {names[different[0]]}{more} of drafter {replica} on"
             f" {self._steps[replica].device} differs from drafter 0's on {self._steps[0].device},"
             " so the replicas no longer train one model",
-            hint=f'{sound}, with execution.gradient_sum = "fixed_order" if it happens again, and look'
-            " for memory errors of these devices",
+            hint=f'{sound}, with execution.gradient_sum = "fixed_order" if it happens again, and'
+            " look for memory errors of these devices",
         )
 
 

@@ -2,9 +2,10 @@
 
 import fcntl
 import json
+import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ RECORDS = "records.jsonl"
 ENVIRONMENT = "environment.json"
 STACKS = "stacks.txt"
 DATA = "data"
+LOCK = ".lock"
 
 
 @contextmanager
@@ -33,18 +35,48 @@ def claimed(run_dir: Path) -> Iterator[None]:
     Raises:
         UsageError: another process is training into it, or it cannot be written.
     """
-    with writable(run_dir):
-        run_dir.mkdir(parents=True, exist_ok=True)
-        lock = (run_dir / ".lock").open("w")
-    with lock:
+    missing = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
+    with _locked(run_dir):
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(
-                f"another process is training into {run_dir}",
-                hint="wait for it, or choose another --run-dir",
-            ) from error
+            yield
+        finally:
+            if missing:
+                _remove_unused([run_dir / DATA, *missing], lock=run_dir / LOCK)
+
+
+@contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    with ExitStack() as held:
+        while True:
+            with writable(run_dir):
+                run_dir.mkdir(parents=True, exist_ok=True)
+                lock = held.enter_context((run_dir / LOCK).open("w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UsageError(
+                    f"another process is training into {run_dir}",
+                    hint="wait for it, or choose another --run-dir",
+                ) from error
+            if _is_at(run_dir / LOCK, lock.fileno()):
+                break  # else another process has removed the file meanwhile: lock the next one
         yield
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    return False
+
+
+def _remove_unused(folders: Iterable[Path], *, lock: Path) -> None:
+    """Remove folders that were made for nothing, if they are empty but for *lock*."""
+    with suppress(OSError):  # one that holds something stays, and so do those around it
+        for folder in folders:
+            if folder == lock.parent and set(folder.iterdir()) == {lock}:
+                lock.unlink()
+            if folder.is_dir():
+                folder.rmdir()
 
 
 @contextmanager

@@ -94,7 +94,9 @@ def told_where_to_go_on(run_dir: Path) -> Iterator[None]:
         yield
     except WorkerDiedError as error:
         kept = complete_checkpoints(run_dir)
-        goes_on = f"the same command goes on from its last checkpoint, {kept[-1].name}" if kept else ""
+        goes_on = (
+            f"the same command goes on from its last checkpoint, {kept[-1].name}" if kept else ""
+        )
         error.hint = goes_on or "there is no checkpoint yet: the same command begins again"
         raise
 

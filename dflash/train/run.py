@@ -192,7 +192,7 @@ class _Run:
 
     def _newest(self) -> Path | None:
         """The checkpoint that the run would go on from now."""
-        return self.keeper.newest() or (self.resumed and self.resumed.path)
+        return self.keeper.newest() or (self.resumed.path if self.resumed else None)
 
     def _restore_totals(self) -> None:
         if self.resumed:

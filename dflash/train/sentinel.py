@@ -76,7 +76,6 @@ class Sentinel:
         raise NonFiniteError(
             f"step {bad.step}: the loss or the gradient norm is not finite; no weight was changed"
             f" by it; its documents: {shown}",
-            hint=f"{sound or 'there is no checkpoint yet'}; look at these documents with `dflash data"
-            " inspect`,"
-            " lower optim.lr, or leave them out",
+            hint=f"{sound or 'there is no checkpoint yet'}; look at these documents with"
+            " `dflash data inspect`, lower optim.lr, or leave them out",
         )

@@ -55,6 +55,48 @@ def test_a_run_ends_with_what_to_do_next(toml: Path, tmp_path: Path, capsys: Cap
     assert "nothing to do" in capsys.readouterr().out
 
 
+def test_every_event_is_a_line_of_words(toml: Path, capsys: Capture) -> None:
+    command = ["train", str(toml), "--run-dir", "here", 'drafter.devices=["cpu","cpu"]']
+    assert main([*command, "--max-steps", "2"]) == 0
+    assert main([*command, "--max-steps", "4", "optim.lr=1e-3"]) == 0
+    shown = capsys.readouterr().err.splitlines()
+    events = [line for line in shown if re.match(r"step \d+ \|", line)]
+    names = {line.split("| ")[1].split(":")[0] for line in events}
+    assert names >= {"warm_up", "entered", "checkpoint", "waits", "resumed"}
+    assert [line for line in events if re.search(r"[{}\[\]]|'\w+'", line)] == []
+
+
+def test_a_run_past_the_steps_asked_for_says_so(toml: Path, capsys: Capture) -> None:
+    command = ["train", str(toml), "--run-dir", "here", "--progress", "none"]
+    assert main([*command, "--max-steps", "6"]) == 0
+    capsys.readouterr()
+    assert main([*command, "optim.max_steps=4"]) == 0
+    first, *more = capsys.readouterr().out.splitlines()
+    assert first.startswith("step 6, past the 4 steps asked for; checkpoint here/")
+    assert "nothing to do: the last step asked for is 4" in more
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--resume", "nope"],
+        ['target.devices=["cuda:99"]'],
+        ["target.model=/nowhere/at/all"],
+        ['data.train=["/nowhere/rows.jsonl"]'],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("there", [False, True])
+def test_a_run_that_never_began_leaves_no_folder(
+    toml: Path, tmp_path: Path, *, arguments: list[str], there: bool
+) -> None:
+    if there:
+        (tmp_path / "runs").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["train", str(toml), "--run-dir", "runs/deep/here", *arguments]) > 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_the_run_folder_is_named_after_the_configuration(toml: Path, tmp_path: Path) -> None:
     assert main(["train", str(toml), "--max-steps", "1", "--progress", "none"]) == 0
     assert (tmp_path / "runs" / "tiny" / "records.jsonl").is_file()
@@ -214,7 +256,7 @@ def test_a_hundred_steps_are_some_a_signal_and_the_rest(
     ],
 )
 def test_a_second_interrupt_ends_at_once(
-    place: Path, tmp_path: Path, every_steps: int, left: str
+    place: Path, tmp_path: Path, *, every_steps: int, left: str
 ) -> None:
     """The loader hangs in a C call, so the step that the first one waits for never comes."""
     changes: dict[str, Any] = {"checkpoint": {"every_steps": every_steps}}

@@ -26,6 +26,7 @@ from dflash.config import RunConfig
 from dflash.errors import CheckpointError, NonFiniteError, UsageError
 from dflash.records import EvalRecord, read_records
 from dflash.train.evaluation import evaluate
+from dflash.train.folder import claimed
 
 
 def with_prompts(place: Path, **changes: dict[str, Any]) -> RunConfig:
@@ -372,6 +373,26 @@ def test_two_processes_cannot_train_into_one_folder(place: Path, tmp_path: Path)
             run(tiny_config(place), tmp_path)
     assert caught.value.exit_code == 2
     assert run(tiny_config(place), tmp_path, max_steps=1).step == 1
+
+
+def test_a_lock_that_was_removed_under_its_holder_is_locked_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between opening and locking, the process that held the new folder gave it up."""
+    lock, locked = tmp_path / "run" / ".lock", []
+
+    def flock(file: Any, how: int) -> None:  # noqa: ANN401
+        if not locked:
+            lock.unlink()
+        locked.append(os.fstat(file.fileno()).st_ino)
+        fcntl_flock(file, how)
+
+    fcntl_flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with claimed(tmp_path / "run"):
+        assert lock.stat().st_ino == locked[-1] != locked[0]
+        (tmp_path / "run" / "config.toml").touch()
+    assert lock.exists(), "what holds a run is left as it is"
 
 
 def test_a_run_starts_from_exported_weights(place: Path, tmp_path: Path, whole: Path) -> None:

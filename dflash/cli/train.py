@@ -66,7 +66,8 @@ def train(  # noqa: PLR0913 - one option each
 ) -> None:
     """Train a drafter for a frozen target.
 
-    SIGTERM or Ctrl-C checkpoints at the next step and exits with 75; the same command goes on.
+    SIGTERM or Ctrl-C checkpoints at the next step, or within an evaluation at its next block, and
+    exits with 75; the same command goes on.
     A second signal ends at once, without a checkpoint. SIGUSR2 checkpoints and goes on.
     """
     from dflash.config import load

@@ -408,8 +408,23 @@ def test_a_run_starts_from_exported_weights(place: Path, tmp_path: Path, whole: 
     far = [n for n in now if (now[n] - started[n].float()).abs().max() > 2 * config.optim.lr]
     assert far == [], "one step moves a weight by no more than about its learning rate"
     other = tiny_config(place, drafter={"init_from": str(tmp_path / "exported"), "block_size": 8})
-    with pytest.raises(CheckpointError, match="but this run's drafter has"):
+    with pytest.raises(CheckpointError) as caught:
         run(other, tmp_path / "other")
+    assert caught.value.what == (
+        f'drafter.init_from = "{tmp_path / "exported"}" holds another drafter than this run\'s:'
+        " drafter.block_size = 4 there, 8 here"
+    )
+    assert caught.value.hint == "set drafter.block_size = 4"
+    other = tiny_config(
+        place,
+        target={"taps": (0, 1)},
+        drafter={"init_from": str(Path(__file__).parents[1] / "golden")},
+    )
+    with pytest.raises(CheckpointError) as caught:
+        run(other, tmp_path / "foreign")
+    assert "target.taps = [1, 2, 3, 4] there, [0, 1] here" in caught.value.what
+    assert "the target's vocab_size = " in caught.value.what
+    assert "made for another target" in caught.value.hint
 
 
 def test_a_step_that_is_not_finite_ends_the_run_and_leaves_the_last_checkpoint(

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_runs import events_of, run, steps_of, tiny_config, write_target, write_texts
 
 from dflash.config import load, to_toml
@@ -18,7 +20,8 @@ from dflash.errors import ConfigError, DataError, DeviceMemoryError, UsageError
 from dflash.records import EvalRecord, EventRecord, RecordWriter, StepRecord, read_records
 from dflash.train.boundary import Judge
 from dflash.train.build import build
-from dflash.train.checkpoint import Keeper
+from dflash.train.checkpoint import INCOMPLETE, Keeper
+from dflash.train.folder import STACKS
 from dflash.train.rehearsal import rehearse
 
 
@@ -47,6 +50,26 @@ def test_the_configuration_loads_back_equal(evaluated: Path) -> None:
     assert written.data.heldout == (str(evaluated / "heldout.txt"),)
     newest = evaluated / "run" / "checkpoints" / "step-00000012"
     assert load(newest / "config.toml").config == written, "it lies beside every checkpoint too"
+
+
+def test_the_docs_name_everything_that_a_run_folder_holds(evaluated: Path) -> None:
+    docs = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    table = docs.partition("## The run folder")[2].partition("\n\nA checkpoint is")[0]
+    found = [
+        f"{path.name}/" if path.is_dir() else path.name for path in (evaluated / "run").iterdir()
+    ]
+    assert {".lock", "data/", "records.jsonl"} < set(found)
+    for name in (*found, "tensorboard/", STACKS, INCOMPLETE, "dflash-crash-"):
+        assert re.search(rf"^\| `.*{re.escape(name)}", table, re.MULTILINE), name
+
+
+def test_what_is_named_is_taken_at_its_word_on_a_cpu_too(place: Path, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"precision": {"compute": "bf16"}, "target": {"dtype": "bf16"}}
+    run(tiny_config(place, optim={"max_steps": 2}, **changes), tmp_path)
+    facts = json.loads((tmp_path / "environment.json").read_text())
+    assert facts["run"]["compute_dtype"] == "torch.bfloat16"
+    weights = load_file(tmp_path / "checkpoints" / "step-00000002" / "drafter.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
 
 
 def test_the_environment_says_what_ran_where(evaluated: Path) -> None:

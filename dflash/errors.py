@@ -4,6 +4,9 @@ The codes are the command line's contract; ``dflash.cli.__main__`` is the one pl
 error into a message and an exit status.
 """
 
+import errno
+import re
+
 
 class DflashError(Exception):
     """Base of all user-facing errors; the command line prints it without a traceback.
@@ -85,3 +88,30 @@ INTERNAL_EXIT = 70
 
 STOPPED_EXIT = 75
 """Stopped by a signal after a complete checkpoint; the same command goes on from there."""
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space within the quota",
+    errno.EACCES: "get the right to write there",
+    errno.EPERM: "get the right to write there",
+    errno.EROFS: "make that file system writable",
+    errno.EEXIST: "move away what is in its place",
+    errno.ENOTEMPTY: "move away what is in its place",
+    errno.ENOTDIR: "move away what is in its place",
+    errno.EISDIR: "move away what is in its place",
+    errno.ENOENT: "see what removed its folder",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
+
+
+def reason(error: Exception) -> str:
+    """What the file system says; *error* may be a library's own, with the system's text in it."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def remedy(error: Exception) -> str:
+    """What the reader should do about an *error* of the file system, by its number."""
+    told = re.search(r"\(os error (\d+)\)", str(error))  # as Rust writes it, so safetensors too
+    number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
+    return _REMEDIES.get(number or 0, "see to what the system reports")

@@ -25,7 +25,10 @@ class _Line(BaseModel):
 
 
 class StepRecord(_Line):
-    """One logged step; averages and rates cover the steps since the record before."""
+    """One logged step; averages and rates cover the steps since the record before.
+
+    Evaluations and checkpoints between them are in no figure of time.
+    """
 
     kind: Literal["step"] = "step"
     epoch: float = Field(default=0.0, description="passes over the data so far")
@@ -40,7 +43,7 @@ class StepRecord(_Line):
     lr: float = Field(description="learning rate of the last step")
     grad_norm: float = Field(description="global norm before clipping, averaged over steps")
     tokens: int = Field(default=0, description="real (not padding) tokens since the run began")
-    tokens_per_s: float = Field(default=0.0, description="real tokens per second")
+    tokens_per_s: float = Field(default=0.0, description="real tokens per second of steps")
     padding_share: float = Field(default=0.0, description="padding positions of all positions")
     step_s: float = Field(default=0.0, description="seconds a step")
     wait_target_s: float = Field(

@@ -19,7 +19,8 @@ from dflash.config.sections import (
     PrecisionConfig,
 )
 from dflash.records import EventRecord, StepRecord, read_records
-from dflash.train.run import Outcome, TrainOptions, train
+from dflash.train.outcome import Outcome
+from dflash.train.run import TrainOptions, train
 
 CHARACTERS = [chr(code) for code in range(32, 127)] + ["\n"]
 SPECIAL = ["<pad>", "</s>", "<unk>"]

@@ -14,7 +14,7 @@ from dflash.errors import STOPPED_EXIT, UsageError
 if TYPE_CHECKING:
     from dflash.config import RunConfig
     from dflash.report.progress import AnyRecord, ProgressKind, Sink
-    from dflash.train.run import Outcome
+    from dflash.train.outcome import Outcome
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML file")]
 Overrides = Annotated[
@@ -66,7 +66,8 @@ def train(  # noqa: PLR0913 - one option each
 ) -> None:
     """Train a drafter for a frozen target.
 
-    SIGTERM or Ctrl-C checkpoints at the next step and exits with 75; the same command goes on.
+    SIGTERM or Ctrl-C checkpoints at the next step, or within an evaluation at its next block, and
+    exits with 75; the same command goes on.
     A second signal ends at once, without a checkpoint. SIGUSR2 checkpoints and goes on.
     """
     from dflash.config import load
@@ -114,6 +115,7 @@ def _run(
     from dflash.report.progress import make_progress
     from dflash.report.tensorboard import TensorBoardSink, require_tensorboard
     from dflash.train.run import TrainOptions, train
+    from dflash.train.stored import complete_checkpoints
 
     wants_tensorboard = "tensorboard" in config.log.sinks
     if wants_tensorboard:
@@ -145,12 +147,17 @@ def _run(
             return train(config, options)
         except StoppedNowError as stop:
             screen.close()
-            talk("stopped at once by a second signal; the last complete checkpoint stands")
+            kept = complete_checkpoints(folder)
+            left = f"the last checkpoint stands: {kept[-1].name}" if kept else ""
+            left = left or "there is no checkpoint yet, so the same command begins again"
+            talk(f"stopped at once by a second signal; {left}")
             leave_now(128 + stop.signum)
 
 
 def _lines(outcome: "Outcome", folder: Path) -> list[str]:
     state = f"step {outcome.step} of {outcome.num_steps}"
+    if outcome.step > outcome.num_steps:
+        state = f"step {outcome.step}, past the {outcome.num_steps} steps asked for"
     lines = [f"{state}; checkpoint {outcome.checkpoint or 'none new'}"]
     if outcome.tau is not None or outcome.tau_before is not None:
         before = f"{outcome.tau_before:.2f} before training, " if outcome.tau_before else ""

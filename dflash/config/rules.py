@@ -36,7 +36,11 @@ def _one_length_of_run(max_steps: int | None, epochs: int | None) -> str:
     if max_steps is None and epochs is None:
         return "set exactly one of optim.max_steps and optim.epochs; neither is set"
     if max_steps is not None and epochs is not None:
-        return "set exactly one of optim.max_steps and optim.epochs; both are set"
+        return (
+            "set exactly one of optim.max_steps and optim.epochs, not both"
+            f" ({max_steps} and {epochs}): take the other out of the file, since no override can"
+            f" unset it, or end a run of epochs early with `dflash train --max-steps {max_steps}`"
+        )
     return ""
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dflash.errors import DataError
 
 MANIFEST_NAME = "manifest.json"
+SHARD_NAMES = "tokens-*.safetensors"
 FORMAT = "dflash-tokens"
 VERSION = 1
 MAX_LISTED_ROWS = 10_000
@@ -92,11 +93,13 @@ class Manifest(_Record):
 
 
 def is_prepared(folder: Path) -> bool:
-    """Tell whether *folder* holds a prepared data set of any version."""
+    """Tell whether *folder* holds a prepared data set, of any version or damaged."""
     try:
         value = json.loads((folder / MANIFEST_NAME).read_bytes())
-    except (OSError, ValueError):
+    except OSError:
         return False
+    except ValueError:
+        return any(folder.glob(SHARD_NAMES))
     return isinstance(value, dict) and value.get("format") == FORMAT
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from dflash.data.chat import template_text, tokenizer_hash
 from dflash.data.encode import Encoder
 from dflash.data.manifest import (
     FORMAT,
+    MANIFEST_NAME,
     MAX_LISTED_ROWS,
     VERSION,
     Counts,
@@ -21,6 +23,7 @@ from dflash.data.manifest import (
     Manifest,
     SourceRecord,
     is_prepared,
+    read_manifest,
 )
 from dflash.data.packing import MIN_PIECE_TOKENS
 from dflash.data.rows import REASONS, Dropped, RawRow, Text, read_rows
@@ -67,16 +70,28 @@ def prepare(
         return _opened(Path(sources[0]), encoder, max_bad_share=max_bad_share)
     work = _Preparation.of(find_sources(sources), encoder)
     if is_prepared(out):
-        existing = TokenDataset.open(out) if _version(out) == VERSION else None
-        if existing is not None and existing.manifest.key == work.key:
+        existing = _existing(out, key=work.key)
+        if existing is not None:
             return _accepted(existing, max_bad_share=max_bad_share)
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out}: exists and is no prepared data set", hint="choose another folder")
     return work.write(out, max_bad_share=max_bad_share)
 
 
-def _version(folder: Path) -> Any:  # noqa: ANN401  # whatever a stranger's file says
-    return json.loads((folder / "manifest.json").read_bytes()).get("version")
+def _existing(out: Path, *, key: str) -> TokenDataset | None:
+    """The preparation *key* that is in *out* already, looked over; None for any other."""
+    with suppress(OSError, ValueError):  # that it is damaged is for reading it to say
+        if json.loads((out / MANIFEST_NAME).read_bytes()).get("version") != VERSION:
+            return None
+    try:
+        if read_manifest(out).key != key:
+            return None
+        existing = TokenDataset.open(out)
+        existing.verify()
+    except DataError as error:
+        hint = f"remove the folder {out}: the same command prepares it again"
+        raise DataError(error.what, hint=hint) from error
+    return existing
 
 
 def _opened(folder: Path, encoder: Encoder, *, max_bad_share: float) -> TokenDataset:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from dflash.data.encode import EncodedRow
-from dflash.data.manifest import Manifest, ShardRecord, read_manifest
+from dflash.data.manifest import SHARD_NAMES, Manifest, ShardRecord, read_manifest
 from dflash.errors import DataError
 
 SHARD_BYTES = 64_000_000
@@ -48,7 +48,7 @@ class ShardWriter:
             return
         rows, self._rows, self._bytes = self._rows, [], 0
         lengths = np.array([len(row.tokens) for row in rows], dtype=np.int64)
-        path = self._folder / f"tokens-{len(self.shards):05d}.safetensors"
+        path = self._folder / SHARD_NAMES.replace("*", f"{len(self.shards):05d}")
         columns = {
             "tokens": np.concatenate([row.tokens for row in rows]),
             "loss_mask": np.concatenate([row.loss_mask for row in rows]),
@@ -115,6 +115,20 @@ class TokenDataset:
             DataError: it is not one, or it is damaged.
         """
         return cls(folder, read_manifest(folder))
+
+    def verify(self) -> None:
+        """Compare every byte with the sums in the manifest.
+
+        Raises:
+            DataError: a shard is not what was written.
+        """
+        for record in self.manifest.shards:
+            path = self.folder / record.file
+            if file_sha256(path) != record.sha256:
+                raise DataError(
+                    f"{path}: damaged shard, its sha256 is not the manifest's",
+                    hint="prepare the data again",
+                )
 
     @property
     def stats(self) -> Manifest:

@@ -1,7 +1,6 @@
 """The moment between warm-up and running: workers enter one at a time, and only then all start."""
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -47,8 +46,8 @@ class Gate:
 
     @property
     def open_s(self) -> float:
-        """Seconds since the gate was opened."""
-        return 0.0 if self._opened_s is None else time.perf_counter() - self._opened_s
+        """Seconds since the gate was opened in which the run was not paused."""
+        return 0.0 if self._opened_s is None else self._life.steps_s - self._opened_s
 
     def held(self, body: Callable[[], None]) -> Callable[[], None]:
         """Return *body* for a thread that starts when all have entered."""
@@ -85,7 +84,7 @@ class Gate:
         with self._changed:
             self._turn += 1
             if last:
-                self._opened_s = time.perf_counter()
+                self._opened_s = self._life.steps_s
             self._changed.notify_all()
 
     def _wait(self, over: Callable[[], bool]) -> None:

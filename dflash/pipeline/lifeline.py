@@ -1,4 +1,4 @@
-"""What all threads of a run share: whether to go on, who failed first, and signs of life."""
+"""What all threads of a run share: whether to go on, who failed first, signs of life, a clock."""
 
 import threading
 import time
@@ -22,6 +22,8 @@ class Lifeline:
         self._failure: tuple[str, BaseException] | None = None
         self._last_beat_s = time.monotonic()
         self._num_excused = 0
+        self._paused_s = 0.0
+        self._pause_began_s: float | None = None
 
     def beat(self) -> None:
         """Report progress; the watchdog counts from the latest beat."""
@@ -43,6 +45,26 @@ class Lifeline:
             self.beat()
             with self._lock:
                 self._num_excused -= 1
+
+    @property
+    def steps_s(self) -> float:
+        """A clock for steps and waits: it stands still while the run is paused."""
+        with self._lock:
+            now_s = time.perf_counter() if self._pause_began_s is None else self._pause_began_s
+            return now_s - self._paused_s
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do what is no step inside, such as an evaluation; whoever waits for it is not counted."""
+        with self._lock:
+            assert self._pause_began_s is None, "one thread pauses a run, and once at a time"
+            began_s = self._pause_began_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._paused_s += time.perf_counter() - began_s
+                self._pause_began_s = None
 
     def halt(self) -> None:
         """Ask every thread to end at its next wait."""

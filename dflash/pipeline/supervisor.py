@@ -108,7 +108,4 @@ def _as_user_error(name: str, error: BaseException) -> DflashError:
     if isinstance(error, torch.OutOfMemoryError):
         return memory_error(f"worker {name}", error)
     trace = "".join(traceback.format_exception(error)).rstrip()
-    return WorkerDiedError(
-        f"worker {name} died of {type(error).__name__}: {error}\n{trace}",
-        hint="the run can go on from its last checkpoint with the same command",
-    )
+    return WorkerDiedError(f"worker {name} died of {type(error).__name__}: {error}\n{trace}")

@@ -4,12 +4,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 BALANCED_SHARE = 0.05
-"""Below this share of the run's time a wait is not worth rearranging devices for."""
+"""Below this share of the steps' time a wait is not worth rearranging devices for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Seconds of waiting, each averaged over the workers of its side, in *elapsed_s* of running."""
+    """Seconds of waiting, each averaged over the workers of its side, in *elapsed_s* of steps.
+
+    What is no step (an evaluation, a checkpoint) is in none of them.
+    """
 
     elapsed_s: float
     target_for_slot_s: float

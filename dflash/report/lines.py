@@ -1,8 +1,12 @@
 """Records as words: one line each, and the figures of a step with their names."""
 
 import datetime as dt
+from collections.abc import Mapping
 
 from dflash.records import EvalRecord, EventRecord, StepRecord
+
+ROUNDED_FROM = 1000.0
+"""Numbers from here on are shown without a fraction."""
 
 
 def record_line(
@@ -10,13 +14,29 @@ def record_line(
 ) -> str:
     """``step 40/400 | loss 3.21 | accepted 1.84 | ..``."""
     if isinstance(record, EventRecord):
-        detail = ", ".join(f"{name}={value}" for name, value in record.detail.items())
+        detail = ", ".join(f"{name}={in_words(value)}" for name, value in record.detail.items())
         return f"step {record.step} | {record.name}{': ' if detail else ''}{detail}"
     if isinstance(record, EvalRecord):
         return f"step {record.step} | {eval_text(record)}"
     total = "" if total_steps is None else f"/{total_steps}"
     figures = " | ".join(f"{name} {value}" for name, value in step_figures(record))
     return f"step {record.step}{total} | {figures}"
+
+
+def in_words(value: object) -> str:
+    """A value of an event's detail as one writes it by hand: no braces, no quotes."""
+    if isinstance(value, Mapping):
+        parts = [f"{name} {in_words(inner)}" for name, inner in value.items()]
+        return f"({', '.join(parts)})"
+    if isinstance(value, list | tuple):
+        return ", ".join(in_words(inner) for inner in value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= ROUNDED_FROM else f"{value:.4g}"
+    return str(value)
 
 
 def eval_text(record: EvalRecord) -> str:

@@ -120,15 +120,19 @@ class Agreement:
     def _raise(self, step: int, replica: int, different: list[int]) -> None:
         names = list(_compared(self._steps[0]))
         more = f" and {len(different) - 1} more tensors" if len(different) > 1 else ""
-        sound = "no comparison before this one" if self.last_agreed is None else "up to step "
-        sound += "" if self.last_agreed is None else str(self.last_agreed)
+        sound = (
+            "this was the first comparison: go back to the checkpoint that the run began with, or"
+            " start anew"
+            if self.last_agreed is None
+            else f"they were equal up to step {self.last_agreed}: go on from a checkpoint no later"
+            " than that, or start anew where there is none"
+        )
         raise ReplicasDifferError(
             f"step {step}: {names[different[0]]}{more} of drafter {replica} on"
             f" {self._steps[replica].device} differs from drafter 0's on {self._steps[0].device},"
             " so the replicas no longer train one model",
-            hint=f"they were equal: {sound}; go on from a checkpoint before that, with"
-            ' execution.gradient_sum = "fixed_order" if it happens again, and look for memory'
-            " errors of these GPUs",
+            hint=f'{sound}, with execution.gradient_sum = "fixed_order" if it happens again, and'
+            " look for memory errors of these devices",
         )
 
 

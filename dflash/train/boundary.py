@@ -8,6 +8,7 @@ from typing import Any
 from dflash.drafter.shape import DrafterShape
 from dflash.execution import unsealed
 from dflash.pipeline.feed import Feed
+from dflash.pipeline.lifeline import Lifeline
 from dflash.pipeline.signals import Signals
 from dflash.pipeline.slots import BatchFacts
 from dflash.records import EvalRecord, EventRecord, StepRecord
@@ -23,6 +24,10 @@ from dflash.train.stored import TargetRef
 Emit = Callable[[StepRecord | EvalRecord | EventRecord], None]
 
 
+class _AbandonedError(Exception):
+    """A stop was asked for while prompts were still to be decoded."""
+
+
 @dataclass(slots=True)
 class Judge:
     """Measures the accepted length on held-out prompts; without prompts it has nothing to say.
@@ -35,30 +40,45 @@ class Judge:
     shape: DrafterShape
     prompts: Sequence[Sequence[int]]
     settings: EvalSettings
+    signals: Signals = field(default_factory=Signals)
     rig: Rig = field(init=False)
 
     def __post_init__(self) -> None:
         self.rig = Rig(self.target)
 
     def measure(self, number: int, heartbeat: Callable[[], None]) -> EvalRecord | None:
-        """Decode the prompts with the drafter as it is after step *number*."""
+        """Decode the prompts with the drafter as it is after step *number*.
+
+        None without prompts, and where a stop was asked for before every block was decoded: tau is
+        a mean over all prompts, and those that came first say something else.
+        """
+
+        def look() -> None:
+            heartbeat()
+            if self.signals.stop is not None:
+                raise _AbandonedError
+
         if not self.prompts:
             return None
-        with unsealed():  # decoding is no part of what was made ready
-            result = evaluate(
-                self.target,
-                self.step.loss.drafter,
-                self.prompts,
-                settings=self.settings,
-                heartbeat=heartbeat,
-                rig=self.rig,
-            )
+        try:
+            look()
+            with unsealed():  # decoding is no part of what was made ready
+                result = evaluate(
+                    self.target,
+                    self.step.loss.drafter,
+                    self.prompts,
+                    settings=self.settings,
+                    heartbeat=look,
+                    rig=self.rig,
+                )
+        except _AbandonedError:
+            return None
         return result.record(step=number, settings=self.settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agenda:
-    """When what is due, by step numbers counted from 1.
+    """When what is due, by step numbers counted from 1; step 0 is before the first.
 
     ``end_step`` ends the whole run, ``last_step`` what this process does of it.
     """
@@ -69,7 +89,7 @@ class Agenda:
     last_step: int
 
     def evaluates(self, step: int) -> bool:
-        return step == self.end_step or bool(self.eval_every and step % self.eval_every == 0)
+        return step in (0, self.end_step) or bool(self.eval_every and step % self.eval_every == 0)
 
     def saves(self, step: int) -> bool:
         return step == self.last_step or step % self.save_every == 0
@@ -108,50 +128,70 @@ class Boundary:
         """Open the first interval of the log."""
         self.logbook.start(self.reached, feed.waits())
 
+    @property
+    def owes_evaluation(self) -> bool:
+        """Whether an evaluation is due after step ``reached`` and has not been made."""
+        made = self.tau is not None and self.tau_step == self.reached
+        due = self.reached <= self.agenda.last_step and self.agenda.evaluates(self.reached)
+        return bool(self.judge.prompts) and due and not made
+
     def __call__(self, number: int, batches: list[BatchFacts], feed: Feed) -> bool:
         """Close step *number*; True ends the run."""
         self.sentinel.watch(number, self.step.blocked, batches)
         self.logbook.end_step(number, batches, waits=feed.waits, lr=self.step.lr_now)
         self.reached = number
-        tau = self._evaluate(number, feed) if self.agenda.evaluates(number) else None
-        is_best = tau is not None and tau > self.best_tau
-        self.best_tau = max(self.best_tau, tau or 0.0)
+        best_before = self.best_tau
+        tau = self._evaluate(feed.life) if self.owes_evaluation else None
         stopping = self.signals.stop is not None
-        if is_best or stopping or self.agenda.saves(number) or self.signals.checkpoint.is_set():
+        is_due = self.agenda.saves(number) or self.signals.checkpoint.is_set()
+        if self.best_tau > best_before or stopping or is_due:
             self.signals.checkpoint.clear()
-            self._save(number, tau, feed)
+            self.save(feed.life, tau)
         return stopping or self.agenda.ends(number)
 
-    def _evaluate(self, number: int, feed: Feed) -> float | None:
-        self._settle(feed)
-        record = self.judge.measure(number, feed.life.beat)
+    def catch_up(self, say: Callable[[str], None]) -> float | None:
+        """Make the evaluation that is owed before the first step, or where a stop cut it short."""
+        if not self.owes_evaluation:
+            return None
+        where = f"after step {self.reached}" if self.reached else "before training"
+        say(f"decoding {len(self.judge.prompts)} held-out prompts {where}")
+        tau = self._evaluate(Lifeline())
+        if tau is not None and self.reached:
+            self.keeper.add_tau(self.reached, tau=tau, best_tau=self.best_tau)
+        return tau
+
+    def _evaluate(self, life: Lifeline) -> float | None:
+        self._settle(life)
+        with life.paused():
+            record = self.judge.measure(self.reached, life.beat)
         if record is None:
             return None
         self.emit(record)
-        self.tau, self.tau_step = record.tau, number
+        self.tau, self.tau_step = record.tau, self.reached
+        self.best_tau = max(self.best_tau, record.tau)
         return record.tau
 
-    def _settle(self, feed: Feed) -> None:
+    def _settle(self, life: Lifeline) -> None:
         """Learn all that is still on its way about the steps so far, before their weights count."""
         self.sentinel.look()
-        self.agreement.settle(feed.life)
+        self.agreement.settle(life)
         self.logbook.flush()
 
-    def _save(self, number: int, tau: float | None, feed: Feed) -> None:
-        self._settle(feed)
-        self.last_saved = self.keeper.save(
-            Snapshot(
-                step=number,
-                shape=self.judge.shape,
-                target=self.target,
-                weights=self.step.masters,
-                state=self.step.moments() | {"totals": self.step.totals.sums},
-                contract=self.contract,
-                progress=Progress(**asdict(self.logbook.counters), best_tau=self.best_tau),
-                config_toml=self.config_toml,
-                tau=tau,
-            )
+    def save(self, life: Lifeline, tau: float | None = None) -> None:
+        """Write a checkpoint of the run as it is; *tau* was measured there."""
+        self._settle(life)
+        snapshot = Snapshot(
+            step=self.reached,
+            shape=self.judge.shape,
+            target=self.target,
+            weights=self.step.masters,
+            state=self.step.moments() | {"totals": self.step.totals.sums},
+            contract=self.contract,
+            progress=Progress(**asdict(self.logbook.counters), best_tau=self.best_tau),
+            config_toml=self.config_toml,
+            tau=tau,
         )
-        self.emit(
-            EventRecord(step=number, name="checkpoint", detail={"folder": self.last_saved.name})
-        )
+        with life.paused():
+            self.last_saved = self.keeper.save(snapshot)
+        told = {"folder": self.last_saved.name}
+        self.emit(EventRecord(step=self.reached, name="checkpoint", detail=told))

@@ -17,12 +17,11 @@ from dflash.drafter import fp8
 from dflash.drafter.attention import FLEX_HEAD_DIM
 from dflash.drafter.head import Head, head_for
 from dflash.drafter.masks import num_anchors_for
-from dflash.drafter.model import Drafter
 from dflash.drafter.objective import ObjectiveSettings
 from dflash.drafter.shape import DrafterShape
 from dflash.drafter.training import BlockLoss
 from dflash.drafter.zlab import to_zlab
-from dflash.errors import CheckpointError, ConfigError, DataError
+from dflash.errors import ConfigError, DataError
 from dflash.pipeline.assembly import Pipeline
 from dflash.pipeline.workers import Assemble
 from dflash.target.model import Target
@@ -30,9 +29,9 @@ from dflash.target.shape import default_shape
 from dflash.train.adamw import AdamSettings
 from dflash.train.devices import Devices, settle_devices
 from dflash.train.fit import require_room
+from dflash.train.initial import initial_drafter
 from dflash.train.schedule import Cosine
 from dflash.train.step import TrainStep
-from dflash.train.stored import open_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +205,7 @@ def make_steps(
     tables = {name: _tables(config, devices, targets, name=name) for name in names}
     for name in devices.drafters:
         device = torch.device(name)
-        drafter = _initial_drafter(config, shape).to(device)
+        drafter = initial_drafter(config, shape).to(device)
         loss = BlockLoss(
             drafter,
             embedding_VD=tables[name][0],
@@ -280,21 +279,3 @@ def _tables(
     tied = near.lm_head_VD.data_ptr() == near.embedding_VD.data_ptr()
     head_VD = embedding_VD if tied else near.lm_head_VD.to(device, devices.compute_dtype)
     return embedding_VD, head_for(head_VD, config.precision.matmul)
-
-
-def _initial_drafter(config: RunConfig, shape: DrafterShape) -> Drafter:
-    drafter = Drafter(shape)
-    if config.drafter.init_from is None:
-        drafter.initialise(config.seed)
-        return drafter
-    stored = open_checkpoint(Path(config.drafter.init_from))
-    if stored.shape != shape:
-        raise CheckpointError(
-            f"drafter.init_from = {config.drafter.init_from!r} has shape {stored.shape}, but this"
-            f" run's drafter has {shape}",
-            hint="copy its block size, mask token, taps and sizes into [drafter] and [target]",
-        )
-    with torch.no_grad():
-        for name, parameter in drafter.named_parameters():
-            parameter.copy_(stored.weights[name])
-    return drafter

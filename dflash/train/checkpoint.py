@@ -8,7 +8,10 @@ rate, the data order and the anchors are functions of the step, so no generator 
 import hashlib
 import os
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from torch import Tensor
 from dflash.data.shards import make_readable
 from dflash.drafter.shape import DrafterShape
 from dflash.drafter.zlab import to_zlab
-from dflash.errors import CheckpointError
+from dflash.errors import CheckpointError, reason, remedy
 from dflash.train.stored import (
     BEST,
     CHECKPOINTS,
@@ -40,6 +43,7 @@ from dflash.train.stored import (
 OPTIMIZER_FILE = "optimizer.safetensors"
 CONFIG_FILE = "config.toml"
 PARTIAL = ".partial"
+INCOMPLETE = ".incomplete-"
 
 
 class Progress(BaseModel):
@@ -78,8 +82,16 @@ class Snapshot:
 class Keeper:
     """The checkpoints of one run folder."""
 
-    def __init__(self, run_dir: Path, *, keep_last: int, keep_best: bool) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        keep_last: int,
+        keep_best: bool,
+        say: Callable[[str], None] = lambda _text: None,
+    ) -> None:
         self._run_dir = run_dir
+        self._say = say
         self._folder = run_dir / CHECKPOINTS
         self._keep_last = keep_last
         self._keep_best = keep_best
@@ -92,25 +104,83 @@ class Keeper:
         """
         final = self._folder / f"step-{snapshot.step:08d}"
         partial = final.with_name(final.name + PARTIAL)
-        try:
-            if not (final / MANIFEST).is_file():
+        with self._told(f"the checkpoint of step {snapshot.step}"):
+            try:
+                if not (final / MANIFEST).is_file():
+                    shutil.rmtree(partial, ignore_errors=True)
+                    partial.mkdir(parents=True)
+                    _write(partial, snapshot)
+                    self._set_aside(final)
+                    partial.rename(final)
+                    _flush(self._folder)
+                self._point_at_best()
+                self._drop_old()
+            except (OSError, SafetensorError):
                 shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir(parents=True)
-                _write(partial, snapshot)
-                partial.rename(final)
-                _flush(self._folder)
-            self._point_at_best()
-            self._drop_old()
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            kept = complete_checkpoints(self._run_dir)
-            raise CheckpointError(
-                f"the checkpoint of step {snapshot.step} cannot be written to {self._folder}: "
-                f"{error.strerror if isinstance(error, OSError) else error}",
-                hint=f"free some space and run the same command again; the last complete one is "
-                f"{kept[-1].name if kept else 'none'}",
-            ) from error
+                raise
         return final
+
+    def _set_aside(self, folder: Path) -> None:
+        """Rename a step's folder that has no manifest, if there is one, and say so."""
+        if not os.path.lexists(folder):
+            return
+        names = (f"{folder.name}{INCOMPLETE}{number}" for number in count(1))
+        aside = next(path for path in map(folder.with_name, names) if not os.path.lexists(path))
+        folder.rename(aside)
+        self._say(
+            f"the checkpoint {folder} is incomplete (it has no {MANIFEST}) and was set aside as"
+            f" {aside.name}"
+        )
+
+    def add_tau(self, step: int, *, tau: float, best_tau: float) -> None:
+        """Enter what was measured after the checkpoint of *step* was written, if it is here.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        folder = self._folder / f"step-{step:08d}"
+        if not (folder / MANIFEST).is_file():
+            return
+        before = read_manifest_as(TrainingManifest, folder)
+        progress = before.progress.model_copy(update={"best_tau": best_tau})
+        changes = {"metrics": Metrics(tau=tau), "progress": progress}
+        with self._told(f"the tau of step {step}"):
+            _replace_text(
+                folder / MANIFEST, before.model_copy(update=changes).model_dump_json(indent=2)
+            )
+            self._point_at_best()
+
+    def newest(self) -> Path | None:
+        """The newest complete checkpoint, if there is one."""
+        return next(reversed(complete_checkpoints(self._run_dir)), None)
+
+    def require_readable(self) -> None:
+        """Look at the manifests that every save compares, before there is anything to lose.
+
+        Raises:
+            CheckpointError: one before the newest cannot be read.
+        """
+        *older, newest = complete_checkpoints(self._run_dir) or [Path()]
+        for folder in older if self._keep_best else ():
+            try:
+                read_manifest(folder)
+            except CheckpointError as error:
+                hint = error.hint or f"move that folder away; the run goes on from {newest.name}"
+                raise CheckpointError(error.what, hint=hint) from error
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Turn an error of the file system inside into a sentence that names *what*."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            newest = self.newest()
+            last = f"the last complete one is {newest.name}" if newest else ""
+            raise CheckpointError(
+                f"{what} cannot be written to {self._folder}: {reason(error)}",
+                hint=f"{remedy(error)} and run the same command again;"
+                f" {last or 'there is no complete one yet'}",
+            ) from error
 
     def _point_at_best(self) -> None:
         """Make the pointer name the checkpoint of the longest accepted length, the first if equal.
@@ -144,9 +214,16 @@ class Keeper:
                 shutil.rmtree(doomed)
 
     def sweep(self) -> None:
-        """Remove what a killed process left half written."""
-        for folder in self._folder.glob(f"step-*{PARTIAL}"):
-            if STEP_FOLDER.fullmatch(folder.name.removesuffix(PARTIAL)):
+        """Remove what a killed process left half written; set aside what else is no checkpoint.
+
+        The folder of a step that lacks its manifest was once complete, so somebody may want it.
+        """
+        for folder in sorted(self._folder.glob("step-*")):
+            if STEP_FOLDER.fullmatch(folder.name) and not (folder / MANIFEST).is_file():
+                self._set_aside(folder)
+            elif STEP_FOLDER.fullmatch(folder.name.removesuffix(PARTIAL)) and (
+                folder.name.endswith(PARTIAL)
+            ):
                 shutil.rmtree(folder)
 
 

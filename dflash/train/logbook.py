@@ -2,7 +2,6 @@
 
 import resource
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -51,7 +50,6 @@ class _Mark:
     """Readings at the record before (or where this process began), for rates."""
 
     step: int
-    time_s: float
     tokens: int
     waits: Waits
     compiled: int
@@ -114,7 +112,7 @@ class Logbook:
         before, now = self._mark, self._read(step, waits)
         self._mark = now
         steps = max(1, now.step - before.step)
-        seconds = max(1e-9, now.time_s - before.time_s)
+        seconds = max(1e-9, now.waits.elapsed_s - before.waits.elapsed_s)
         facts = {
             "step": step,
             "epoch": self.counters.batches / self._batches_per_epoch,
@@ -168,7 +166,7 @@ class Logbook:
 
     def _read(self, step: int, waits: Waits) -> _Mark:
         made = {"compiled": num_compiled(), "captured": capture_watch().total}
-        return _Mark(step, time.perf_counter(), self.counters.tokens, waits, **made)
+        return _Mark(step, self.counters.tokens, waits, **made)
 
 
 def _per_step(name: str, before: _Mark, now: _Mark) -> float:

@@ -26,6 +26,7 @@ from dflash.train.folder import (
     DATA,
     RECORDS,
     STACKS,
+    choices,
     claimed,
     writable,
     write_config,
@@ -33,9 +34,16 @@ from dflash.train.folder import (
 )
 from dflash.train.logbook import Logbook
 from dflash.train.loop import Drafting, train_loop
+from dflash.train.outcome import Outcome
 from dflash.train.readiness import WarmRun, warm_up
 from dflash.train.replicas import GradientSum
-from dflash.train.resumption import changed_settings, read_start, restore, start_of
+from dflash.train.resumption import (
+    read_start,
+    restore,
+    resumed_event,
+    start_of,
+    told_where_to_go_on,
+)
 from dflash.train.sentinel import Sentinel
 from dflash.train.stored import TargetRef
 
@@ -58,22 +66,6 @@ class TrainOptions:
     say: Callable[[str], None] = lambda _text: None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How a run ended. ``signal`` is the signal that stopped it before its end, if one did;
-    ``tau`` is None where nothing was measured after its last step."""
-
-    step: int
-    num_steps: int
-    tau_before: float | None
-    tau: float | None
-    checkpoint: Path | None
-    signal: int | None
-    waits: Waits | None
-    suggestion: str
-    warm_up_s: float
-
-
 def train(config: RunConfig, options: TrainOptions) -> Outcome:
     """Train a drafter; go on from the run folder's newest checkpoint if it has one.
 
@@ -85,6 +77,7 @@ def train(config: RunConfig, options: TrainOptions) -> Outcome:
         with (
             cores_shared_by(devices.num_cpu_workers),
             advised(config, fused=devices.mode.mode != "eager"),
+            told_where_to_go_on(options.run_dir),
         ):
             return _Run(config, options, signals).go()
 
@@ -100,9 +93,12 @@ class _Run:
             options.run_dir,
             keep_last=config.checkpoint.keep_last,
             keep_best=config.checkpoint.keep_best,
+            say=options.say,
         )
-        self.keeper.sweep()
+        with writable(options.run_dir):
+            self.keeper.sweep()
         start = start_of(options.run_dir, options.resume)
+        self.keeper.require_readable()
         self.built: Built = build(config, options.run_dir / DATA)
         self.step = self.built.steps[0]
         self.resumed = read_start(start, self.built.contract) if start else None
@@ -128,12 +124,17 @@ class _Run:
                 seed=config.seed,
                 stop_ids=self.built.targets[0].stop_ids,
             ),
+            signals=signals,
         )
 
     def go(self) -> Outcome:
         run_dir = self.options.run_dir
         with writable(run_dir):
-            truncate_after(run_dir / RECORDS, self.first_step if self.resumed else -1)
+            # Without a checkpoint in here nothing stands behind the records that are there.
+            truncate_after(
+                run_dir / RECORDS,
+                self.first_step if self.first_step and self.keeper.newest() else -1,
+            )
             self._write_folder()
             writer = RecordWriter(run_dir / RECORDS)
 
@@ -150,18 +151,19 @@ class _Run:
             boundary = self._boundary(emit)
             if self.resumed:
                 restore(self.resumed, self.built.steps, boundary)
-            if self.first_step >= self.last_step:
-                return self._outcome(boundary, None, tau_before=None, warm_up_s=0.0)
+            if self.first_step >= self.last_step and not boundary.owes_evaluation:
+                return self._outcome(boundary)
             with last_words(lambda: boundary.reached, keep):  # the screen tells it once, later
                 return self._train(boundary, emit)
 
     def _train(self, boundary: Boundary, emit: Emit) -> Outcome:
         if self.resumed:
-            detail: dict[str, object] = {"checkpoint": self.resumed.path.name}
-            if changed := changed_settings(self.resumed.config_toml, self.config):
-                detail["changed"] = changed
-            emit(event(self.first_step, "resumed", **detail))
-        tau_before = self._measure_start(boundary, emit)
+            emit(resumed_event(self.resumed, self.config, self.options.run_dir))
+        tau = boundary.catch_up(self.options.say)
+        if boundary.owes_evaluation:
+            return self._stop_before_a_step(boundary, emit)
+        if self.first_step >= self.last_step:
+            return self._outcome(boundary)
         warm = self._warm_up(emit)
         try:
             waits = self._run(boundary, warm, emit)
@@ -170,7 +172,7 @@ class _Run:
         outcome = self._outcome(
             boundary,
             waits,
-            tau_before=tau_before,
+            tau_before=None if self.first_step else tau,
             warm_up_s=warm.warm_up_s,
         )
         if any(allocated.values()):
@@ -179,6 +181,22 @@ class _Run:
         if outcome.signal is not None:
             emit(event(outcome.step, "stopped", signal=outcome.signal))
         return outcome
+
+    def _stop_before_a_step(self, boundary: Boundary, emit: Emit) -> Outcome:
+        """Leave a checkpoint that the same command goes on from, with the evaluation first."""
+        if self.keeper.newest() is None:
+            self._restore_totals()
+            boundary.save(Lifeline())
+        emit(event(boundary.reached, "stopped", signal=self.signals.stop))
+        return self._outcome(boundary)
+
+    def _newest(self) -> Path | None:
+        """The checkpoint that the run would go on from now."""
+        return self.keeper.newest() or (self.resumed.path if self.resumed else None)
+
+    def _restore_totals(self) -> None:
+        if self.resumed:
+            self.step.totals.sums.copy_(self.resumed.state["totals"])
 
     def _boundary(self, emit: Emit) -> Boundary:
         config, built = self.config, self.built
@@ -200,7 +218,7 @@ class _Run:
             target=TargetRef(source=config.target.model, fingerprint=built.targets[0].fingerprint),
             contract=built.contract,
             config_toml=to_toml(config),
-            sentinel=Sentinel(built.data.dataset.source_of),
+            sentinel=Sentinel(built.data.dataset.source_of, newest=self._newest),
             agreement=self.agreement,
             logbook=logbook,
             judge=self.judge,
@@ -209,16 +227,6 @@ class _Run:
             emit=emit,
             reached=self.first_step,
         )
-
-    def _measure_start(self, boundary: Boundary, emit: Emit) -> float | None:
-        if self.resumed or not self.judge.prompts:
-            return None
-        self.options.say(f"decoding {len(self.judge.prompts)} held-out prompts before training")
-        record = self.judge.measure(0, lambda: None)
-        assert record is not None, "there are prompts"
-        emit(record)
-        boundary.best_tau = boundary.tau = record.tau
-        return record.tau
 
     def _warm_up(self, emit: Emit) -> WarmRun:
         """Everything that compiles or allocates for the first time, here in the main thread."""
@@ -237,8 +245,7 @@ class _Run:
         self.built, mode = warm.built, warm.ready.choice
         self.options.say(f"execution mode {mode.mode}: {mode.why}")
         self._write_folder()
-        if self.resumed:  # only now, since a rehearsal leaves nothing measured
-            self.step.totals.sums.copy_(self.resumed.state["totals"])
+        self._restore_totals()  # only now, since a rehearsal leaves nothing measured
         emit(warmed_up(self.first_step, warm, elapsed_s=time.perf_counter() - started))
         return warm
 
@@ -277,44 +284,32 @@ class _Run:
         )
 
     def _write_folder(self) -> None:
-        devices = self.built.devices
         write_config(self.options.run_dir, self.config)
-        write_environment(
-            self.options.run_dir,
-            {
-                "mode": devices.mode.mode,
-                "mode_why": devices.mode.why,
-                "gradient_sum": self.gradient_sum.choice.kind,
-                "gradient_sum_why": self.gradient_sum.choice.why,
-                "notes": list(self.built.notes),
-                "target_devices": list(devices.targets),
-                "drafter_devices": list(devices.drafters),
-                "compute_dtype": str(devices.compute_dtype),
-                "num_parameters": self.built.shape.num_parameters,
-                "num_anchors": self.step.loss.num_anchors,
-                "num_steps": self.built.num_steps,
-            },
-        )
+        write_environment(self.options.run_dir, choices(self.built, self.gradient_sum.choice))
 
     def _outcome(
         self,
         boundary: Boundary,
-        waits: Waits | None,
+        waits: Waits | None = None,
         *,
-        tau_before: float | None,
-        warm_up_s: float,
+        tau_before: float | None = None,
+        warm_up_s: float = 0.0,
     ) -> Outcome:
-        devices, done = self.built.devices, boundary.reached >= self.last_step
+        devices, reached = self.built.devices, boundary.reached
+        done = reached >= self.last_step and not boundary.owes_evaluation
+        suggestion = f"nothing to do: the last step asked for is {self.last_step}"
+        if waits is not None:
+            suggestion = waits.suggestion(devices.targets, devices.drafters)
+        elif not done:
+            suggestion = "nothing ran, so there is nothing to balance"
         return Outcome(
-            step=boundary.reached,
+            step=reached,
             num_steps=self.built.num_steps,
             tau_before=tau_before,
-            tau=boundary.tau if boundary.tau_step == boundary.reached else None,
+            tau=boundary.tau if boundary.tau_step == reached else None,
             checkpoint=boundary.last_saved,
             signal=None if done else self.signals.stop,
             waits=waits,
-            suggestion=waits.suggestion(devices.targets, devices.drafters)
-            if waits
-            else f"nothing to do: the last step asked for is {self.last_step}",
+            suggestion=suggestion,
             warm_up_s=warm_up_s,
         )

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -29,8 +30,11 @@ class Sentinel:
     Lateness is harmless: the flag itself has already kept the optimizer from moving.
     """
 
-    def __init__(self, name_row: Callable[[int], str]) -> None:
+    def __init__(
+        self, name_row: Callable[[int], str], *, newest: Callable[[], Path | None]
+    ) -> None:
         self._name_row = name_row
+        self._newest = newest
         self._queue: deque[_Outstanding] = deque()
 
     def watch(self, step: int, blocked: Tensor, batches: list[BatchFacts]) -> None:
@@ -67,9 +71,11 @@ class Sentinel:
         names = [self._name_row(row) for row in dict.fromkeys(bad.rows)]
         more = len(names) - NAMED_ROWS
         shown = ", ".join(names[:NAMED_ROWS]) + (f" and {more} more" if more > 0 else "")
+        newest = self._newest()
+        sound = f"the last checkpoint, {newest.name}, is sound" if newest else ""
         raise NonFiniteError(
             f"step {bad.step}: the loss or the gradient norm is not finite; no weight was changed"
             f" by it; its documents: {shown}",
-            hint="the last checkpoint is sound; look at these documents with `dflash data inspect`,"
-            " lower optim.lr, or leave them out",
+            hint=f"{sound or 'there is no checkpoint yet'}; look at these documents with"
+            " `dflash data inspect`, lower optim.lr, or leave them out",
         )

@@ -156,7 +156,8 @@ def read_manifest_as(kind: type[ManifestKind], folder: Path) -> ManifestKind:
     """Read and check ``manifest.json`` as a manifest of *kind*.
 
     Raises:
-        CheckpointError: unreadable, or of another format version.
+        CheckpointError: unreadable, of another format version, or of another step than the folder
+            is named after.
     """
     tree = _read_json(folder / MANIFEST)
     version = tree.get("format_version")
@@ -165,12 +166,21 @@ def read_manifest_as(kind: type[ManifestKind], folder: Path) -> ManifestKind:
             f"{folder} has checkpoint format {version!r}, this version reads {FORMAT_VERSION}"
         )
     try:
-        return kind.model_validate(tree)
+        manifest = kind.model_validate(tree)
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise CheckpointError(
             f"{folder / MANIFEST} is damaged: {where}: {error.errors()[0]['msg']}"
         ) from error
+    named = STEP_FOLDER.fullmatch(folder.name)
+    if named and int(named[1]) != manifest.step:
+        raise CheckpointError(
+            f"the checkpoint {folder} is named after step {int(named[1])}, but its {MANIFEST} says"
+            f" step {manifest.step}",
+            hint=f"a checkpoint of step {manifest.step} belongs into a folder"
+            f" step-{manifest.step:08d}; rename it, or move it away",
+        )
+    return manifest
 
 
 def check_files(folder: Path, manifest: Manifest, names: Iterable[str]) -> None:

@@ -61,7 +61,11 @@ def test_check_lists_every_problem_and_exits_2(path: Path, capsys: Capture) -> N
         f"error: {path} has 3 problems:",
         "  - sed=1: unknown key; did you mean seed?",
         "  - optim.lr: expected a number, above 0, got -1",
-        "  - optim.max_steps: set exactly one of optim.max_steps and optim.epochs; both are set",
+        (
+            "  - optim.max_steps: set exactly one of optim.max_steps and optim.epochs, not both (3"
+            " and 6): take the other out of the file, since no override can unset it, or end a run"
+            " of epochs early with `dflash train --max-steps 3`"
+        ),
     ]
 
 

@@ -55,6 +55,48 @@ def test_a_run_ends_with_what_to_do_next(toml: Path, tmp_path: Path, capsys: Cap
     assert "nothing to do" in capsys.readouterr().out
 
 
+def test_every_event_is_a_line_of_words(toml: Path, capsys: Capture) -> None:
+    command = ["train", str(toml), "--run-dir", "here", 'drafter.devices=["cpu","cpu"]']
+    assert main([*command, "--max-steps", "2"]) == 0
+    assert main([*command, "--max-steps", "4", "optim.lr=1e-3"]) == 0
+    shown = capsys.readouterr().err.splitlines()
+    events = [line for line in shown if re.match(r"step \d+ \|", line)]
+    names = {line.split("| ")[1].split(":")[0] for line in events}
+    assert names >= {"warm_up", "entered", "checkpoint", "waits", "resumed"}
+    assert [line for line in events if re.search(r"[{}\[\]]|'\w+'", line)] == []
+
+
+def test_a_run_past_the_steps_asked_for_says_so(toml: Path, capsys: Capture) -> None:
+    command = ["train", str(toml), "--run-dir", "here", "--progress", "none"]
+    assert main([*command, "--max-steps", "6"]) == 0
+    capsys.readouterr()
+    assert main([*command, "optim.max_steps=4"]) == 0
+    first, *more = capsys.readouterr().out.splitlines()
+    assert first.startswith("step 6, past the 4 steps asked for; checkpoint here/")
+    assert "nothing to do: the last step asked for is 4" in more
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--resume", "nope"],
+        ['target.devices=["cuda:99"]'],
+        ["target.model=/nowhere/at/all"],
+        ['data.train=["/nowhere/rows.jsonl"]'],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("there", [False, True])
+def test_a_run_that_never_began_leaves_no_folder(
+    toml: Path, tmp_path: Path, *, arguments: list[str], there: bool
+) -> None:
+    if there:
+        (tmp_path / "runs").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["train", str(toml), "--run-dir", "runs/deep/here", *arguments]) > 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_the_run_folder_is_named_after_the_configuration(toml: Path, tmp_path: Path) -> None:
     assert main(["train", str(toml), "--max-steps", "1", "--progress", "none"]) == 0
     assert (tmp_path / "runs" / "tiny" / "records.jsonl").is_file()
@@ -206,12 +248,23 @@ def test_a_hundred_steps_are_some_a_signal_and_the_rest(
 
 
 @pytest.mark.slow
-def test_a_second_interrupt_ends_at_once(place: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("every_steps", "left"),
+    [
+        (2, "the last checkpoint stands: step-00000006"),
+        (100, "there is no checkpoint yet, so the same command begins again"),
+    ],
+)
+def test_a_second_interrupt_ends_at_once(
+    place: Path, tmp_path: Path, *, every_steps: int, left: str
+) -> None:
     """The loader hangs in a C call, so the step that the first one waits for never comes."""
-    toml = write_toml(tmp_path / "long.toml", place, optim={"max_steps": 10**6})
+    changes: dict[str, Any] = {"checkpoint": {"every_steps": every_steps}}
+    toml = write_toml(tmp_path / "long.toml", place, optim={"max_steps": 10**6}, **changes)
     hang = BREAK.format(harm="ctypes.CDLL(None).sleep(60)")
     process = start("train", str(toml), "--run-dir", "here", code=hang)
     wait_for(process, "step 4/")
+    time.sleep(1.0)  # six batches were assembled: their steps are over, and no other comes
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1.0)
@@ -220,7 +273,7 @@ def test_a_second_interrupt_ends_at_once(place: Path, tmp_path: Path) -> None:
     _, err = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGINT
     assert time.monotonic() - started < 5.0
-    assert "stopped at once by a second signal" in err
+    assert f"stopped at once by a second signal; {left}" in err
     assert "Traceback" not in err
 
 
@@ -255,7 +308,13 @@ def test_a_worker_s_death_is_told_once(place: Path, tmp_path: Path) -> None:
     assert process.returncode == 14
     assert "error: worker loader died of ZeroDivisionError: division by zero" in err
     assert err.count("Traceback (most recent call last)") == 1
-    assert "hint: the run can go on from its last checkpoint" in err
+    assert "hint: there is no checkpoint yet: the same command begins again" in err
+    assert not (tmp_path / "here" / "checkpoints").exists()
+    again = start("train", str(toml), "--run-dir", "here", "--max-steps", "4")
+    again.communicate(timeout=60)
+    process = start("train", str(toml), "--run-dir", "here", code=BREAK.format(harm="1 / 0"))
+    _, err = process.communicate(timeout=60)
+    assert "hint: the same command goes on from its last checkpoint, step-00000004" in err
 
 
 KILLS = """

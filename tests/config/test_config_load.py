@@ -120,7 +120,10 @@ def test_nonsense_is_named_not_crashed_on(tmp_path: Path, text: str, says: str) 
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        (["optim.epochs=1"], "optim.max_steps: set exactly one of .*both are set"),
+        (
+            ["optim.epochs=1"],
+            r"optim.max_steps: set exactly one of .* not both \(\d+ and 1\): .* --max-steps \d+`",
+        ),
         (["data.max_document_tokens=9000"], "must be at most data.token_budget = 8192, got 9000"),
         (["data.heldout=['stdlib:train']"], "'stdlib:train' is also in data.train"),
         (["eval.every_steps=5"], "evaluating every 5 steps needs prompts in data.heldout"),

@@ -1,6 +1,8 @@
 """From files to token rows: what is read, kept, cut, dropped, listed and refused."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +268,51 @@ def test_a_truncated_shard_is_refused(bench: Bench, tmp_path: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-10])
     with pytest.raises(DataError, match="bytes, the manifest says"):
         TokenDataset.open(tmp_path / "out")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "says"),
+    [
+        ("tokens-00000.safetensors", cut, "bytes, the manifest says"),
+        ("tokens-00000.safetensors", flip, "damaged shard, its sha256 is not the manifest's"),
+        ("tokens-00000.safetensors", Path.unlink, "cannot be read (No such file or directory)"),
+        ("manifest.json", cut, "damaged manifest"),
+        ("manifest.json", lambda path: path.write_text('{"format": "dflash-tokens"'), "damaged"),
+    ],
+    ids=["cut shard", "flipped bit", "missing shard", "cut manifest", "half a manifest"],
+)
+def test_a_damaged_preparation_is_named_and_made_again_once_it_is_removed(
+    bench: Bench, tmp_path: Path, *, name: str, harm: Callable[[Path], None], says: str
+) -> None:
+    bench.rows([GOOD])
+    harm(tmp_path / "out" / name)
+    with pytest.raises(DataError) as caught:
+        bench.rows([GOOD])
+    assert caught.value.what.startswith(f"{tmp_path / 'out' / name}: ")
+    assert says in caught.value.what
+    assert caught.value.hint == (
+        f"remove the folder {tmp_path / 'out'}: the same command prepares it again"
+    )
+    shutil.rmtree(tmp_path / "out")
+    assert len(bench.rows([GOOD])) == 1
+
+
+def test_a_source_with_a_damaged_manifest_is_named_too(bench: Bench) -> None:
+    prepared = bench.rows([GOOD])
+    cut(prepared.folder / MANIFEST_NAME)
+    with pytest.raises(DataError, match="damaged manifest") as caught:
+        bench(prepared.folder, out="other")
+    assert caught.value.hint == "prepare the data again"
 
 
 def test_a_damaged_or_older_manifest_is_refused(bench: Bench, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Any number of targets feeds any number of drafters, each in order, and nobody waits forever."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
@@ -180,6 +181,23 @@ def test_waits_are_counted_on_both_sides(target: Target, data: Data) -> None:
     assert waits.elapsed_s >= 0.3
     assert waits.target_for_slot_s > waits.drafter_for_features_s
     assert "share cpu" in waits.suggestion(["cpu"], ["cpu"])
+
+
+def test_a_pause_is_in_no_figure_of_the_waits(target: Target, data: Data) -> None:
+    pipeline, life = pipeline_of(target, 1, 1), Lifeline()
+
+    def pausing(feed: Feed) -> None:
+        for _ in feed.batches(6, into=nowhere):
+            with life.paused():
+                threading.Event().wait(0.2)
+
+    started = time.perf_counter()
+    waits = pipeline.run(
+        [pausing], assembler(data, pinned=False), Span(0, 6), life=life, watchdog=WATCHDOG
+    )
+    steps_s = time.perf_counter() - started - 6 * 0.2
+    assert 0 < waits.elapsed_s <= steps_s
+    assert waits.target_for_slot_s <= steps_s
 
 
 def test_an_error_of_the_loader_keeps_its_kind(target: Target) -> None:

@@ -102,6 +102,24 @@ def test_a_producer_waits_until_its_slot_is_released() -> None:
     assert ring.consumer_wait_s < ring.producer_wait_s
 
 
+def test_who_waits_while_the_run_is_paused_is_not_counted() -> None:
+    life, ring = Lifeline(), Ring(["only"])
+    ring.claim(0, life)
+    threads = start(lambda: ring.claim(1, life), lambda: ring.take(0, life))
+    threading.Event().wait(0.05)
+    with life.paused():
+        at = life.steps_s
+        threading.Event().wait(0.3)
+        assert life.steps_s == at
+    threading.Event().wait(0.05)
+    ring.publish(0)
+    join(threads[1:])
+    ring.release(0)
+    join(threads)
+    assert 0.1 <= ring.producer_wait_s < 0.25
+    assert 0.1 <= ring.consumer_wait_s < 0.25
+
+
 def test_a_turn_that_came_early_is_not_taken_for_the_one_awaited() -> None:
     life, ring = Lifeline(), Ring(["a", "b"])
     ring.claim(1, life)

@@ -70,6 +70,19 @@ def test_an_event_shows_its_details() -> None:
     assert record_line(EventRecord(step=0, name="start")) == "step 0 | start"
 
 
+def test_what_an_event_nests_is_written_in_words() -> None:
+    drafters = [{"warm_up_s": 0.020617, "num_graphs": 0}, {"warm_up_s": 12345.678, "kept": True}]
+    detail = {
+        "mode": "eager", "elapsed_s": 0.0301, "sealed": False, "drafters": drafters, "left": [],
+        "changed": {"optim.lr": "0.003 -> 0.001"}, "why": None,
+    }  # fmt: skip
+    assert record_line(EventRecord(step=6, name="warm_up", detail=detail)) == (
+        "step 6 | warm_up: mode=eager, elapsed_s=0.0301, sealed=no,"
+        " drafters=(warm_up_s 0.02062, num_graphs 0), (warm_up_s 12,346, kept yes), left=none,"
+        " changed=(optim.lr 0.003 -> 0.001), why=none"
+    )
+
+
 def test_without_a_terminal_there_are_plain_lines() -> None:
     stream = io.StringIO()
     with make_progress("auto", total_steps=400, stream=stream) as progress:

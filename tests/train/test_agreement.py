@@ -81,8 +81,18 @@ def test_a_replica_that_differs_is_named_with_its_step_and_tensor(replica: int) 
     with pytest.raises(ReplicasDifferError, match=f"step 4: .*up_proj.*drafter {replica}") as told:
         compare(0, 4)
     assert "layers.1.mlp.up_proj.weight" in told.value.what
-    assert "they were equal: up to step 2" in told.value.hint
+    assert "they were equal up to step 2: go on from a checkpoint no later" in told.value.hint
     assert told.value.exit_code == 1
+
+
+def test_where_nothing_was_compared_before_no_checkpoint_is_recommended() -> None:
+    steps = moved(2)
+    flip_last_bit(steps[1].parameters[0].data)
+    compare = Agreement(steps, every_steps=2, last_step=9)
+    compare(1, 2)
+    with pytest.raises(ReplicasDifferError, match="step 2: ") as told:
+        compare(0, 2)
+    assert told.value.hint.startswith("this was the first comparison: go back to the checkpoint")
 
 
 def test_only_the_steps_that_are_due_are_compared() -> None:

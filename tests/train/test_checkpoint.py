@@ -10,10 +10,12 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from tiny_models import tiny_drafter
 
 import dflash.train.checkpoint as checkpoint_module
-from dflash.errors import CheckpointError
+from dflash.errors import CheckpointError, UsageError
+from dflash.records import EventRecord, RecordWriter
 from dflash.train.checkpoint import Keeper, Progress, Snapshot, resume_from
 from dflash.train.resumption import read_start, start_of
 from dflash.train.stored import TargetRef, complete_checkpoints
@@ -106,6 +108,64 @@ def test_what_a_kill_left_half_written_is_swept_and_nothing_else(tmp_path: Path)
     assert names(tmp_path) == ["notes.partial", "step-00000010"]
 
 
+def test_a_step_without_its_manifest_is_set_aside_whole_and_named(tmp_path: Path) -> None:
+    said: list[str] = []
+    keeping = Keeper(tmp_path, keep_last=3, keep_best=True, say=said.append)
+    for step in (10, 20):
+        (keeping.save(snapshot(step)) / "notes").write_text("mine")
+    folder = tmp_path / "checkpoints"
+    for turn in (1, 2):
+        (folder / "step-00000020" / "manifest.json").unlink()
+        before = sorted(path.name for path in (folder / "step-00000020").iterdir())
+        (keeping.sweep if turn == 1 else lambda: keeping.save(snapshot(20)))()
+        aside = folder / f"step-00000020.incomplete-{turn}"
+        assert said.pop() == (
+            f"the checkpoint {folder / 'step-00000020'} is incomplete (it has no manifest.json) and"
+            f" was set aside as {aside.name}"
+        )
+        assert sorted(path.name for path in aside.iterdir()) == before
+        assert start_of(tmp_path, "auto") == keeping.newest()
+        keeping.save(snapshot(20))
+        assert resume_from(folder / "step-00000020", CONTRACT).step == 20
+    assert said == []
+    assert "step-00000010" in names(tmp_path)
+
+
+def test_a_file_in_the_place_of_a_step_is_set_aside_too(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-00000020").write_text("mine")
+    keeper(tmp_path).sweep()
+    keeper(tmp_path).save(snapshot(20))
+    assert names(tmp_path) == ["step-00000020", "step-00000020.incomplete-1"]
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.ENOSPC, "free some space and run"),
+        (errno.EACCES, "get the right to write there and run"),
+        (errno.EROFS, "make that file system writable and run"),
+        (errno.ENOTEMPTY, "move away what is in its place and run"),
+        (errno.EIO, "see to what the system reports and run"),
+    ],
+)
+@pytest.mark.parametrize("rust", [False, True])
+def test_the_hint_follows_from_what_the_file_system_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, number: int, says: str, rust: bool
+) -> None:
+    def failing(*_args: object, **_kwargs: object) -> NoReturn:
+        if rust:
+            raise SafetensorError(f"I/O error: {os.strerror(number)} (os error {number})")
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(checkpoint_module, "save_file", failing)
+    with pytest.raises(CheckpointError) as caught:
+        keeper(tmp_path).save(snapshot(20))
+    assert os.strerror(number) in caught.value.what
+    assert caught.value.hint.startswith(says)
+    assert caught.value.hint.endswith("there is no complete one yet")
+
+
 def full_disk(*_args: object, **_kwargs: object) -> NoReturn:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -157,6 +217,11 @@ def forget_progress(folder: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
+def say_step(folder: Path, step: int) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"step": step}))
+
+
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
@@ -169,6 +234,7 @@ def forget_progress(folder: Path) -> None:
         (lambda f: set_version(f, 0), r"has checkpoint format 0, this version reads 1"),
         (lambda f: set_version(f, 2), r"has checkpoint format 2, this version reads 1"),
         (forget_progress, r"manifest.json is damaged: progress.batches: Field required"),
+        (lambda f: say_step(f, 7), r"is named after step 20, but its manifest.json says step 7"),
         (become_zlab, r"holds a drafter but no optimizer state"),
     ],
 )
@@ -202,6 +268,27 @@ def test_a_damaged_newest_checkpoint_says_which_one_comes_before_it(tmp_path: Pa
     assert caught.value.hint == "remove that folder to go on from step-00000010"
 
 
+@pytest.mark.parametrize(
+    "harm", [lambda f: say_step(f, 7), lambda f: truncate(f, "manifest.json")], ids=["step", "half"]
+)
+def test_an_older_checkpoint_that_would_end_the_next_save_is_refused_before(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    older, _ = (keeper(tmp_path).save(snapshot(step)) for step in (10, 20))
+    keeper(tmp_path).require_readable()
+    harm(older)
+    with pytest.raises(CheckpointError, match="step-00000010") as caught:
+        keeper(tmp_path).require_readable()
+    assert "move" in caught.value.hint
+    keeper(tmp_path, keep_best=False).require_readable()  # no save compares them then
+    keeper(tmp_path, keep_best=False, keep_last=1).save(snapshot(30))
+
+
+def test_the_step_of_a_folder_with_a_name_of_its_own_is_the_manifests(saved: Path) -> None:
+    (saved.parent / "mine").symlink_to(saved)
+    assert resume_from(saved.parent / "mine", CONTRACT).step == 20
+
+
 def test_auto_takes_the_newest_complete_one(tmp_path: Path) -> None:
     assert start_of(tmp_path, "auto") is None
     for step in (10, 20):
@@ -218,6 +305,13 @@ def test_never_starts_anew_only_where_nothing_is(tmp_path: Path) -> None:
         start_of(tmp_path, "never")
 
 
+def begin(run_dir: Path, checkpoint: Path) -> None:
+    """Record that the run in *run_dir* began from *checkpoint*."""
+    with RecordWriter(run_dir / "records.jsonl") as writer:
+        detail = {"checkpoint": checkpoint.name, "from": str(checkpoint)}
+        writer.write(EventRecord(step=10, name="resumed", detail=detail))
+
+
 def test_a_path_starts_an_empty_folder_which_then_goes_on_by_itself(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     for step in (10, 20):
@@ -225,8 +319,29 @@ def test_a_path_starts_an_empty_folder_which_then_goes_on_by_itself(tmp_path: Pa
     assert start_of(second, str(first)) == first / "checkpoints" / "step-00000020"
     older = first / "checkpoints" / "step-00000010"
     assert start_of(second, str(older)) == older
+    begin(second, older)
     keeper(second).save(snapshot(30))
     assert start_of(second, str(older)) == second / "checkpoints" / "step-00000030"
+    assert start_of(second, str(second)) == second / "checkpoints" / "step-00000030"
+
+
+@pytest.mark.parametrize("began_there", [False, True])
+def test_a_path_is_never_left_aside_for_the_run_that_is_there(
+    tmp_path: Path, *, began_there: bool
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for step in (10, 20):
+        keeper(first).save(snapshot(step))
+    if began_there:  # but not where the path points now
+        begin(second, first / "checkpoints" / "step-00000010")
+    keeper(second).save(snapshot(30))
+    with pytest.raises(UsageError) as caught:
+        start_of(second, str(first))
+    assert caught.value.exit_code == 2
+    assert "\n" not in caught.value.what
+    assert f"--resume {first}: {second} already holds a run of its own" in caught.value.what
+    assert f"leave --resume out to go on with {second}" in caught.value.hint
+    assert "another --run-dir" in caught.value.hint
 
 
 def test_an_earlier_checkpoint_of_the_same_folder_would_meet_its_own_future(tmp_path: Path) -> None:

@@ -86,9 +86,9 @@ def test_a_record_covers_the_steps_since_the_one_before_and_every_batch_of_them(
     case.logbook.start(0, NOT_YET)
     case.step(1, [100, 80])
     assert case.records == []
-    case.step(2, [90, 70], waits=Waits(9.0, 2.0, 4.0, 1.0))
+    case.step(2, [90, 70], waits=Waits(8.0, 2.0, 4.0, 1.0))
     case.step(3, [100, 100])
-    case.step(4, [100, 100], waits=Waits(9.0, 2.5, 10.0, 1.0))
+    case.step(4, [100, 100], waits=Waits(18.0, 2.5, 10.0, 1.0))
     first, second = case.records
     assert isinstance(first, StepRecord)
     assert isinstance(second, StepRecord)
@@ -99,8 +99,8 @@ def test_a_record_covers_the_steps_since_the_one_before_and_every_batch_of_them(
     assert (second.tokens, second.padding_share) == (740, 0.0)
     assert second.loss == pytest.approx((2 * 9 + 2 * 12) / 8)
     assert (second.wait_target_s, second.wait_drafter_s, second.wait_data_s) == (0.25, 3.0, 0.0)
-    assert second.tokens_per_s > 0
-    assert second.step_s > 0
+    assert (first.step_s, first.tokens_per_s) == (4.0, 340 / 8)
+    assert (second.step_s, second.tokens_per_s) == (5.0, 400 / 10)
     assert 0.01 < second.rss_gib < 64
 
 

@@ -1,6 +1,7 @@
 """Stopping and going on leaves no trace: the same bits, the same records, nothing twice."""
 
 import fcntl
+import json
 import os
 import signal
 import threading
@@ -24,6 +25,8 @@ from tiny_runs import (
 from dflash.config import RunConfig
 from dflash.errors import CheckpointError, NonFiniteError, UsageError
 from dflash.records import EvalRecord, read_records
+from dflash.train.evaluation import evaluate
+from dflash.train.folder import claimed
 
 
 def with_prompts(place: Path, **changes: dict[str, Any]) -> RunConfig:
@@ -99,6 +102,20 @@ def test_a_run_killed_before_its_first_checkpoint_starts_its_records_anew(
     assert len(events_of(tmp_path, "warm_up")) == 1
 
 
+def test_a_step_that_lost_its_manifest_is_named_and_trained_again(
+    place: Path, tmp_path: Path, whole: Path
+) -> None:
+    for last_step in (20, 40):
+        run(tiny_config(place), tmp_path, max_steps=last_step)
+    lost = tmp_path / "checkpoints" / "step-00000040"
+    (lost / "manifest.json").unlink()
+    said: list[str] = []
+    assert run(tiny_config(place), tmp_path, say=said.append).step == 40
+    assert len([line for line in said if str(lost) in line and "incomplete" in line]) == 1
+    assert_same_tensors(checkpoint(tmp_path, 40), checkpoint(whole, 40))
+    assert (tmp_path / "checkpoints" / "step-00000040.incomplete-1").is_dir()
+
+
 def test_measurements_and_the_best_checkpoint_go_on(tmp_path: Path) -> None:
     place = tmp_path / "place"
     write_target(place / "target")
@@ -123,6 +140,108 @@ def test_measurements_and_the_best_checkpoint_go_on(tmp_path: Path) -> None:
     assert best[0].exists() == best[1].exists()
     assert not best[0].exists() or best[0].read_text() == best[1].read_text()
     assert_same_tensors(checkpoint(tmp_path / "parts", 40), checkpoint(tmp_path / "whole", 40))
+
+
+@pytest.fixture(scope="module")
+def measuring(place: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
+    """A run that decodes prompts before the first step, after 6 and at its end, and its folder."""
+    folder = tmp_path_factory.mktemp("measuring")
+    (folder / "heldout.txt").write_text("\n".join(f"line {n} of file 99: {n}" for n in range(9)))
+    config = tiny_config(
+        place,
+        data={"heldout": (str(folder / "heldout.txt"),)},
+        optim={"max_steps": 12},
+        eval={"every_steps": 6, "num_prompts": 2, "max_new_tokens": 24},
+        checkpoint={"every_steps": 6},
+    )
+    run(config, folder / "whole")
+    return config, folder / "whole"
+
+
+def taus_of(run_dir: Path) -> list[tuple[int, list[float | None]]]:
+    records = read_records(run_dir / "records.jsonl")
+    return [(r.step, r.tau_per_prompt) for r in records if isinstance(r, EvalRecord)]
+
+
+def manifest_of(run_dir: Path, step: int) -> dict[str, Any]:
+    """What a checkpoint says of itself."""
+    path = run_dir / "checkpoints" / f"step-{step:08d}" / "manifest.json"
+    manifest: dict[str, Any] = json.loads(path.read_text())
+    return manifest
+
+
+@pytest.mark.parametrize("at", [0, 6, 12])
+@pytest.mark.parametrize("block", [1, 4])
+def test_a_signal_while_prompts_are_decoded_is_heard_at_the_next_block(
+    measuring: tuple[RunConfig, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    at: int,
+    block: int,
+) -> None:
+    config, whole = measuring
+    num_evaluations, blocks = [0], []
+
+    def interrupted(*arguments: Any, heartbeat: Any, **options: Any) -> Any:  # noqa: ANN401
+        num_evaluations[0] += 1
+
+        def beat() -> None:
+            if num_evaluations[0] == 1 + at // 6:
+                blocks.append(1)
+                if len(blocks) == block:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    wait_for_main()
+            heartbeat()
+
+        return evaluate(*arguments, heartbeat=beat, **options)
+
+    monkeypatch.setattr("dflash.train.boundary.evaluate", interrupted)
+    first = run(config, tmp_path)
+    monkeypatch.undo()
+    assert (first.step, first.signal, first.tau) == (at, signal.SIGTERM, None)
+    assert len(blocks) == block, "no block is decoded after the signal"
+    assert first.checkpoint == tmp_path / "checkpoints" / f"step-{at:08d}"
+    assert manifest_of(tmp_path, at)["metrics"]["tau"] is None
+    assert [step for step, _ in taus_of(tmp_path)] == list(range(0, at, 6))
+
+    second = run(config, tmp_path)
+    assert (second.step, second.signal) == (12, None)
+    assert second.tau is not None
+    assert (second.tau_before is None) == (at > 0)
+    assert taus_of(tmp_path) == taus_of(whole)
+    assert steps_of(tmp_path) == steps_of(whole)
+    for step in (6, 12):
+        assert manifest_of(tmp_path, step) == manifest_of(whole, step)
+    assert_same_tensors(checkpoint(tmp_path, 12), checkpoint(whole, 12))
+    best = [folder / "checkpoints" / "best" for folder in (tmp_path, whole)]
+    assert best[0].read_text() == best[1].read_text()
+    assert run(config, tmp_path).suggestion == "nothing to do: the last step asked for is 12"
+
+
+def test_an_evaluation_that_is_owed_may_be_cut_short_again(
+    measuring: tuple[RunConfig, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, whole = measuring
+
+    def stopped(*_arguments: Any, heartbeat: Any, **_options: Any) -> None:  # noqa: ANN401
+        os.kill(os.getpid(), signal.SIGINT)
+        wait_for_main()
+        heartbeat()
+
+    run(config, tmp_path / "first", max_steps=4)
+    monkeypatch.setattr("dflash.train.boundary.evaluate", stopped)
+    for _ in range(2):
+        outcome = run(config, tmp_path / "first")
+        assert (outcome.step, outcome.signal) == (6, signal.SIGINT)
+        assert outcome.suggestion
+    outcome = run(config, tmp_path / "second", resume=str(tmp_path / "first"))
+    assert outcome.checkpoint == tmp_path / "second" / "checkpoints" / "step-00000006"
+    monkeypatch.undo()
+    run(config, tmp_path / "second")
+    assert taus_of(tmp_path / "second") == taus_of(whole)[1:]
+    assert steps_of(tmp_path / "second") == steps_of(whole)[1:]
+    assert_same_tensors(checkpoint(tmp_path / "second", 12), checkpoint(whole, 12))
 
 
 def test_a_run_that_is_complete_does_nothing_when_called_again(place: Path, whole: Path) -> None:
@@ -232,6 +351,21 @@ def test_a_run_goes_on_in_another_folder(place: Path, tmp_path: Path, whole: Pat
     assert not (tmp_path / "first" / "checkpoints" / "step-00000040").exists()
 
 
+def test_the_command_that_began_in_another_folder_goes_on_when_it_is_given_again(
+    place: Path, tmp_path: Path, whole: Path
+) -> None:
+    run(tiny_config(place), tmp_path / "first", max_steps=20)
+    for last_step in (30, 40):
+        options = {"resume": str(tmp_path / "first"), "max_steps": last_step}
+        assert run(tiny_config(place), tmp_path / "second", **options).step == last_step
+    assert_same_tensors(checkpoint(tmp_path / "second", 40), checkpoint(whole, 40))
+    first, second = events_of(tmp_path / "second", "resumed")
+    assert (first.step, second.step) == (20, 30)
+    assert first.detail["from"] == str(tmp_path / "first" / "checkpoints" / "step-00000020")
+    with pytest.raises(UsageError, match="already holds a run of its own"):
+        run(tiny_config(place), whole, resume=str(tmp_path / "first"))
+
+
 def test_two_processes_cannot_train_into_one_folder(place: Path, tmp_path: Path) -> None:
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -239,6 +373,26 @@ def test_two_processes_cannot_train_into_one_folder(place: Path, tmp_path: Path)
             run(tiny_config(place), tmp_path)
     assert caught.value.exit_code == 2
     assert run(tiny_config(place), tmp_path, max_steps=1).step == 1
+
+
+def test_a_lock_that_was_removed_under_its_holder_is_locked_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between opening and locking, the process that held the new folder gave it up."""
+    lock, locked = tmp_path / "run" / ".lock", []
+
+    def flock(file: Any, how: int) -> None:  # noqa: ANN401
+        if not locked:
+            lock.unlink()
+        locked.append(os.fstat(file.fileno()).st_ino)
+        fcntl_flock(file, how)
+
+    fcntl_flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with claimed(tmp_path / "run"):
+        assert lock.stat().st_ino == locked[-1] != locked[0]
+        (tmp_path / "run" / "config.toml").touch()
+    assert lock.exists(), "what holds a run is left as it is"
 
 
 def test_a_run_starts_from_exported_weights(place: Path, tmp_path: Path, whole: Path) -> None:
@@ -254,8 +408,23 @@ def test_a_run_starts_from_exported_weights(place: Path, tmp_path: Path, whole: 
     far = [n for n in now if (now[n] - started[n].float()).abs().max() > 2 * config.optim.lr]
     assert far == [], "one step moves a weight by no more than about its learning rate"
     other = tiny_config(place, drafter={"init_from": str(tmp_path / "exported"), "block_size": 8})
-    with pytest.raises(CheckpointError, match="but this run's drafter has"):
+    with pytest.raises(CheckpointError) as caught:
         run(other, tmp_path / "other")
+    assert caught.value.what == (
+        f'drafter.init_from = "{tmp_path / "exported"}" holds another drafter than this run\'s:'
+        " drafter.block_size = 4 there, 8 here"
+    )
+    assert caught.value.hint == "set drafter.block_size = 4"
+    other = tiny_config(
+        place,
+        target={"taps": (0, 1)},
+        drafter={"init_from": str(Path(__file__).parents[1] / "golden")},
+    )
+    with pytest.raises(CheckpointError) as caught:
+        run(other, tmp_path / "foreign")
+    assert "target.taps = [1, 2, 3, 4] there, [0, 1] here" in caught.value.what
+    assert "the target's vocab_size = " in caught.value.what
+    assert "made for another target" in caught.value.hint
 
 
 def test_a_step_that_is_not_finite_ends_the_run_and_leaves_the_last_checkpoint(
@@ -265,7 +434,11 @@ def test_a_step_that_is_not_finite_ends_the_run_and_leaves_the_last_checkpoint(
     with pytest.raises(NonFiniteError, match=r"step \d+: .*text-\d+\.txt:\d+") as caught:
         run(tiny_config(place, optim={"lr": 1e30}), tmp_path)
     assert caught.value.exit_code == 10
+    assert "the last checkpoint, step-00000020, is sound" in caught.value.hint
     newest = max((tmp_path / "checkpoints").glob("step-*"))
     assert all(bool(t.isfinite().all()) for t in load_file(newest / "drafter.safetensors").values())
     assert newest.name == "step-00000020"
     assert torch.isfinite(torch.tensor([record["loss"] for record in steps_of(tmp_path)])).all()
+    with pytest.raises(NonFiniteError) as caught:
+        run(tiny_config(place, optim={"lr": 1e30}), tmp_path / "anew")
+    assert caught.value.hint.startswith("there is no checkpoint yet; look at these documents")

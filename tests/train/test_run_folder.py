@@ -4,18 +4,24 @@ import errno
 import json
 import math
 import os
+import re
 import stat
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_runs import events_of, run, steps_of, tiny_config, write_target, write_texts
 
 from dflash.config import load, to_toml
 from dflash.errors import ConfigError, DataError, DeviceMemoryError, UsageError
 from dflash.records import EvalRecord, EventRecord, RecordWriter, StepRecord, read_records
+from dflash.train.boundary import Judge
 from dflash.train.build import build
+from dflash.train.checkpoint import INCOMPLETE, Keeper
+from dflash.train.folder import STACKS
 from dflash.train.rehearsal import rehearse
 
 
@@ -44,6 +50,26 @@ def test_the_configuration_loads_back_equal(evaluated: Path) -> None:
     assert written.data.heldout == (str(evaluated / "heldout.txt"),)
     newest = evaluated / "run" / "checkpoints" / "step-00000012"
     assert load(newest / "config.toml").config == written, "it lies beside every checkpoint too"
+
+
+def test_the_docs_name_everything_that_a_run_folder_holds(evaluated: Path) -> None:
+    docs = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    table = docs.partition("## The run folder")[2].partition("\n\nA checkpoint is")[0]
+    found = [
+        f"{path.name}/" if path.is_dir() else path.name for path in (evaluated / "run").iterdir()
+    ]
+    assert {".lock", "data/", "records.jsonl"} < set(found)
+    for name in (*found, "tensorboard/", STACKS, INCOMPLETE, "dflash-crash-"):
+        assert re.search(rf"^\| `.*{re.escape(name)}", table, re.MULTILINE), name
+
+
+def test_what_is_named_is_taken_at_its_word_on_a_cpu_too(place: Path, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"precision": {"compute": "bf16"}, "target": {"dtype": "bf16"}}
+    run(tiny_config(place, optim={"max_steps": 2}, **changes), tmp_path)
+    facts = json.loads((tmp_path / "environment.json").read_text())
+    assert facts["run"]["compute_dtype"] == "torch.bfloat16"
+    weights = load_file(tmp_path / "checkpoints" / "step-00000002" / "drafter.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
 
 
 def test_the_environment_says_what_ran_where(evaluated: Path) -> None:
@@ -79,6 +105,41 @@ def test_the_waits_come_with_a_sentence(evaluated: Path) -> None:
     assert waits.detail["elapsed_s"] > 0
     assert {"target_for_slot_s", "drafter_for_features_s", "target_for_data_s"} < set(waits.detail)
     assert "cpu" in waits.detail["advice"] or "balanced" in waits.detail["advice"]
+
+
+def test_waits_and_advice_are_of_the_time_in_which_steps_ran(
+    evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step lines show the same shares as the advice, however long anything else took."""
+    slow_s, calls = 0.4, []
+    for owner, name in ((Judge, "measure"), (Keeper, "save")):
+        inner = getattr(owner, name)
+
+        def slowly(self: object, *arguments: object, inner: Any = inner) -> object:  # noqa: ANN401
+            calls.append(time.sleep(slow_s))
+            return inner(self, *arguments)
+
+        monkeypatch.setattr(owner, name, slowly)
+    config = tiny_config(
+        evaluated,
+        data={"heldout": (str(evaluated / "heldout.txt"),)},
+        optim={"max_steps": 12},
+        eval={"every_steps": 2, "num_prompts": 1},
+        checkpoint={"every_steps": 2},
+    )
+    outcome = run(config, tmp_path)
+    assert outcome.waits is not None
+    records = [r for r in read_records(tmp_path / "records.jsonl") if isinstance(r, StepRecord)]
+    of_steps = {
+        "elapsed_s": sum(4 * record.step_s for record in records),
+        "target_for_slot_s": sum(4 * record.wait_target_s for record in records),
+        "drafter_for_features_s": sum(4 * record.wait_drafter_s for record in records),
+        "target_for_data_s": sum(4 * record.wait_data_s for record in records),
+    }
+    for name, seconds in of_steps.items():
+        assert getattr(outcome.waits, name) == pytest.approx(seconds, abs=slow_s / 2), name
+    assert len(calls) >= 12
+    assert outcome.waits.elapsed_s < len(calls) * slow_s / 2, "12 steps take a fraction of that"
 
 
 def test_only_a_checkpoint_that_was_measured_claims_a_tau(evaluated: Path, tmp_path: Path) -> None:
@@ -196,8 +257,9 @@ def test_running_out_of_memory_before_the_threads_start_is_told_alike(
 
 def test_a_run_folder_that_is_a_file_is_refused(place: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UsageError, match="cannot be written: File exists"):
+    with pytest.raises(UsageError, match="cannot be written: File exists") as caught:
         run(tiny_config(place), tmp_path / "file")
+    assert caught.value.hint == "move away what is in its place, or choose another --run-dir"
 
 
 def test_a_disk_that_is_full_for_records_is_told_in_a_sentence(

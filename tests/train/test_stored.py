@@ -94,7 +94,7 @@ def forget_step(folder: Path) -> None:
 def test_a_checkpoint_that_cannot_be_trusted_is_refused(
     tmp_path: Path, harm: Callable[[Path], None], says: str
 ) -> None:
-    folder = write_checkpoint(tmp_path / "step-00000007", tiny_drafter())
+    folder = write_checkpoint(tmp_path / "step-00000007", tiny_drafter(), step=7)
     harm(folder)
     with pytest.raises(CheckpointError, match=says) as caught:
         open_checkpoint(folder)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -203,7 +204,8 @@ def test_a_loss_that_is_not_finite_moves_nothing_and_names_step_and_documents(ba
     step.set_lr(1e-2)
     step.parts["normal"]()
     step.parts["update"]()
-    sentinel = Sentinel(lambda row: f"chats:{row}")
+    saved = [Path("step-00000004")]
+    sentinel = Sentinel(lambda row: f"chats:{row}", newest=lambda: saved[0])
     sentinel.watch(6, step.blocked, [facts(1, rows=(1, 2))])
     before = snapshot(step)
     load(step, poisoned)
@@ -214,6 +216,7 @@ def test_a_loss_that_is_not_finite_moves_nothing_and_names_step_and_documents(ba
     with pytest.raises(NonFiniteError, match=r"step 7: .* chats:3, chats:9\n") as caught:
         sentinel.watch(7, step.blocked, [facts(2, rows=(3, 9, 3))])
     assert caught.value.exit_code == 10
+    assert caught.value.hint.startswith("the last checkpoint, step-00000004, is sound; look at")
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing_though_the_loss_is() -> None:
@@ -242,10 +245,11 @@ def test_after_a_step_that_was_not_finite_no_other_moves_a_weight() -> None:
 
 
 def test_of_many_documents_a_few_are_named_and_the_rest_counted() -> None:
-    sentinel = Sentinel(str)
+    sentinel = Sentinel(str, newest=lambda: None)
     many = facts(1, rows=tuple(range(100, 100 + NAMED_ROWS + 5)))
-    with pytest.raises(NonFiniteError, match=r"100, 101, .* and 5 more\n"):
+    with pytest.raises(NonFiniteError, match=r"100, 101, .* and 5 more\n") as caught:
         sentinel.watch(1, torch.ones(()), [many])
+    assert caught.value.hint.startswith("there is no checkpoint yet; look at")
 
 
 def facts(number: int, *, rows: tuple[int, ...]) -> BatchFacts:

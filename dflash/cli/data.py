@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash.cli.output import print_json, print_table, talk
+from dflash.cli.interrupts import sigterm_is_ctrl_c
+from dflash.cli.output import check_folder, print_json, print_table, talk
 from dflash.errors import UsageError
 
 if TYPE_CHECKING:
     from dflash.data.preview import PreviewRow
     from dflash.data.shards import TokenDataset
-    from dflash.data.synthesize import Synthesis
+    from dflash.data.synthesis import Synthesis
 
 data_app = typer.Typer(
     no_args_is_help=True,
@@ -49,17 +50,21 @@ def prepare(
     as_json: AsJson = False,
 ) -> None:
     """Tokenise sources once: token shards with a loss mask, and a manifest of what was dropped."""
+    check_folder(out, replaced=True)
     from dflash.data.prepare import prepare as prepare_dataset
+    from dflash.data.prepare import require_ours
 
+    require_ours(out)
     loaded = _load_tokenizer(tokenizer)
-    dataset = prepare_dataset(
-        sources,
-        out,
-        tokenizer=loaded,
-        max_document_tokens=max_document_tokens,
-        max_bad_share=max_bad_share,
-        vocab_size=vocab_size or _vocab_size(tokenizer, loaded),
-    )
+    with sigterm_is_ctrl_c():
+        dataset = prepare_dataset(
+            sources,
+            out,
+            tokenizer=loaded,
+            max_document_tokens=max_document_tokens,
+            max_bad_share=max_bad_share,
+            vocab_size=vocab_size or _vocab_size(tokenizer, loaded),
+        )
     talk(f"{out}: {len(dataset)} rows")
     _print_summary(dataset, as_json=as_json, rows=[])
 
@@ -100,7 +105,7 @@ def synthesize(  # noqa: PLR0913  # one option each
     *,
     target: Annotated[str, typer.Option(help="the target's folder or GGUF file, or stdlib-lm")],
     out: Annotated[Path, typer.Option(help="the folder of JSONL shards")],
-    num: Annotated[int, typer.Option(min=1, help="conversations to have at least")],
+    num: Annotated[int, typer.Option(min=1, help="conversations that the folder is to hold")],
     batch_size: Annotated[int, typer.Option(min=1, help="conversations sampled together")] = 64,
     max_user_tokens: Annotated[int, typer.Option(min=1, help="length of a user turn")] = 128,
     max_answer_tokens: Annotated[int, typer.Option(min=1, help="length of an answer")] = 512,
@@ -124,10 +129,13 @@ def synthesize(  # noqa: PLR0913  # one option each
     as_json: AsJson = False,
 ) -> None:
     """Let the target write conversations to learn from. Running again goes on where it ended."""
-    from dflash.data.synthesize import SynthesisSettings, text_digest
+    check_folder(out, replaced=False)
+    from dflash.data.synthesis import SynthesisSettings, require_own
     from dflash.data.synthesize import synthesize as write_conversations
+    from dflash.data.synthesize import text_digest
     from dflash.target.sample import SampleBatches
 
+    require_own(out)
     lines = _text_lines(text or [])
     if text_share and not lines:
         raise UsageError("--text-share needs --text", hint="name a text file or folder")

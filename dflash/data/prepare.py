@@ -70,9 +70,19 @@ def prepare(
         existing = TokenDataset.open(out) if _version(out) == VERSION else None
         if existing is not None and existing.manifest.key == work.key:
             return _accepted(existing, max_bad_share=max_bad_share)
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out}: exists and is no prepared data set", hint="choose another folder")
+    require_ours(out)
     return work.write(out, max_bad_share=max_bad_share)
+
+
+def require_ours(out: Path) -> None:
+    """Check that nothing is at *out* but a prepared data set or an empty folder.
+
+    Raises:
+        DataError: there is.
+    """
+    if is_prepared(out) or not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    raise DataError(f"{out}: exists and is no prepared data set", hint="choose another folder")
 
 
 def _version(folder: Path) -> Any:  # noqa: ANN401  # whatever a stranger's file says

@@ -204,9 +204,7 @@ def _is_absent(name: str, num_cuda: int) -> bool:
     return name.startswith("cuda:") and int(name.removeprefix("cuda:")) >= num_cuda
 
 
-def _absent(
-    targets: Sequence[str], drafters: Sequence[str], *, num_cuda: int
-) -> Iterator[Refusal]:
+def _absent(targets: Sequence[str], drafters: Sequence[str], *, num_cuda: int) -> Iterator[Refusal]:
     missing = [
         (key, f"{key}: there is no device {name}")
         for key, names in (("target.devices", targets), ("drafter.devices", drafters))
@@ -218,8 +216,7 @@ def _absent(
     visible = os.environ.get(VISIBLE)
     limited = "" if visible is None else f", since {VISIBLE} is {visible!r}"
     error = ConfigError(
-        f"{'; '.join(text for _, text in missing)}; this process sees"
-        f" {_count(num_cuda)}{limited}",
+        f"{'; '.join(text for _, text in missing)}; this process sees {_count(num_cuda)}{limited}",
         hint=f"unset {VISIBLE} or name more GPUs in it; what it lists is numbered from cuda:0 on"
         if visible is not None
         else '`dflash env` lists them; "cpu" is a device too',

@@ -109,7 +109,7 @@ def test_check_refuses_at_once_all_that_train_would_refuse_here(
 
 
 @pytest.mark.parametrize("asked", ["execution.mode=warmed", "precision.matmul=fp8-head"])
-def test_check_judges_auto_by_the_devices_of_this_machine(
+def test_check_judges_auto_by_the_devices_of_this_machine(  # noqa: PLR0917
     path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     cpu_only(monkeypatch)

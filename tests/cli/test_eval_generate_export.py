@@ -12,9 +12,11 @@ from dflash.cli.__main__ import main
 from dflash.cli.generate import Stream
 from dflash.config import DataConfig, DrafterConfig, RunConfig, TargetConfig, to_toml
 from dflash.config.sections import EvalConfig, OptimConfig
+from dflash.decode import Decoded, plain_decode
 from dflash.drafter.model import Drafter
 from dflash.target.model import Target
 from dflash.target.shape import default_shape
+from dflash.train import evaluation
 
 TEXT = "import os\n\n\ndef main(argv):\n    return os.path.join(argv[0], 'name')\n" * 3
 
@@ -82,6 +84,45 @@ def test_eval_prints_only_json_when_asked_to(
     written = tmp_path / "report.json"
     assert main([*arguments, "--num-prompts", "1", "--json", str(written)]) == 0
     assert json.loads(written.read_text())["num_prompts"] == 1
+
+
+def test_an_interrupted_eval_keeps_what_it_decoded_and_says_so(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["eval", str(run_dir), "--max-new-tokens", "6", "--device", "cpu", "--json"]
+    assert main([*arguments, str(tmp_path / "whole.json")]) == 0
+    whole = json.loads((tmp_path / "whole.json").read_text())
+    calls: list[object] = []
+
+    def plain(*given: object, **more: object) -> Decoded:
+        calls.append(given)
+        if len(calls) == 3:  # the warm-up's, the first prompt's, the second's
+            raise KeyboardInterrupt
+        return plain_decode(*given, **more)  # type: ignore[arg-type]
+
+    capsys.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "plain_decode", plain)
+        assert main([*arguments, str(tmp_path / "cut.json")]) == 130
+    shown = capsys.readouterr()
+    assert "1 of 2 prompts: incomplete" in shown.out
+    assert max(map(len, shown.out.splitlines())) <= 78
+    cut = json.loads((tmp_path / "cut.json").read_text())
+    assert (whole["complete"], cut["complete"], cut["num_prompts"]) == (True, False, 1)
+    assert cut["tau_per_prompt"] == whole["tau_per_prompt"][:1]
+    assert cut["speedup"] > 0
+
+
+def test_an_eval_that_is_interrupted_before_its_first_prompt_has_nothing_to_keep(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **_more: object) -> Decoded:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation, "speculative_decode", interrupt)
+    out = tmp_path / "cut.json"
+    assert main(["eval", str(run_dir), "--device", "cpu", "--json", str(out)]) == 130
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_generate_streams_the_text_that_it_decoded(
@@ -161,6 +202,8 @@ def test_export_to_speculators_takes_embedding_and_head_from_the_target(
         (["generate", "RUN", "--prompt", ""], 2, "the prompt is empty"),
         (["export", "RUN", "RUN"], 2, "exists already and is not an empty folder"),
         (["export", "RUN", "out", "--to", "onnx"], 2, "onnx"),
+        (["export", "RUN", "out", "--target", "stdlib-lm"], 2, "--target belongs to --to specul"),
+        (["export", "RUN", "."], 2, "holds the current one"),
     ],
 )
 def test_a_command_that_cannot_be_done_says_why(

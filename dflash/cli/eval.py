@@ -58,8 +58,10 @@ def evaluate(  # noqa: PLR0913  one option each
     if json_out not in (None, "-"):
         check_writable(Path(json_out))
     from dflash.train.evaluation import EvalSettings
-    from dflash.train.pair import load_pair
+    from dflash.train.pair import load_pair, require_pair, require_prompts_of
 
+    require_pair(drafter, target=target)
+    require_prompts_of(drafter, prompts)
     pair = load_pair(drafter, target=target, device=device, trust_remote_code=trust_remote_code)
     warn_of_another_target(pair)
     asked = _prompts(pair, prompts, num_prompts)

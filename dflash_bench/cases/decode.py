@@ -19,7 +19,7 @@ from dflash.drafter.model import Drafter
 from dflash.execution import CaptureError, capture_watch
 from dflash.target.model import Target
 from dflash.train.evaluation import summarise
-from dflash.train.pair import heldout_of, load_pair
+from dflash.train.pair import heldout_of, load_pair, require_pair, require_prompts_of
 from dflash.train.stored import drafter_of
 from dflash_bench.cases._case import Case, Found, Setting, target_device
 from dflash_bench.counters import Counters
@@ -159,6 +159,13 @@ class Decoding:
         )
 
 
+def require_files(setting: Setting) -> None:
+    """The drafter, its target, and prompts."""
+    if setting.drafter:
+        require_pair(Path(setting.drafter))
+        require_prompts_of(Path(setting.drafter), setting.data[0] if setting.data else None)
+
+
 def why_not(setting: Setting) -> str:
     """Only a GPU captures."""
     if setting.mode == "captured" and setting.target_device == "cpu":
@@ -182,6 +189,7 @@ CASE = Case(
     make=Decoding,
     modes=("plain", "eager", "captured"),
     devices=target_device,
+    require_files=require_files,
     why_not=why_not,
     planned_gib=planned_gib,
 )

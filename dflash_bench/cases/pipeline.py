@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from dflash.data.sources import find_sources
 from dflash.drafter.training import StepInputs
 from dflash.execution import capture_watch, process_seal
 from dflash.pipeline.assembly import Watchdog
@@ -202,6 +203,12 @@ def _copy_of(slot: FeatureSlot) -> FeatureSlot:
     return FeatureSlot(StepInputs(*(tensor.clone() for tensor in slot.inputs)), slot.facts)
 
 
+def require_files(setting: Setting) -> None:
+    """What the pipeline is to train on."""
+    if setting.data:
+        find_sources(setting.data)
+
+
 def why_not(setting: Setting) -> str:
     """One drafter; graphs on a GPU only."""
     if len(setting.devices) > 1:
@@ -222,6 +229,7 @@ CASE = Case(
     make=PipelineSteps,
     modes=("eager", "compiled", "reduce-overhead", "warmed", "graphed"),
     devices=devices,
+    require_files=require_files,
     why_not=why_not,
     planned_gib=pipeline_gib,
 )

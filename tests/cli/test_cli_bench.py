@@ -177,6 +177,52 @@ def test_a_mistake_is_exit_two_before_anything_is_measured(
     assert plans == []
 
 
+def stored_drafter(folder: Path, **target: str) -> Path:
+    shape = {"sizes": "are read by the process that decodes"}
+    manifest = {"format_version": 1, "step": 1, "shape": shape, "target": target, "files": {}}
+    folder.mkdir()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("decode --drafter nope", "case decode: there is no checkpoint folder at nope"),
+        ("packing decode --drafter .", "case decode: . is neither a run folder"),
+        ("decode --drafter lost", "case decode: target.model = 'gone': there is no such file"),
+        ("decode --drafter whole", "case decode: whole lies in no run folder"),
+        ("decode --drafter whole --data a.txt", "case decode: a.txt: cannot be read (there is no"),
+        ("decode --drafter whole --data a.pdf", "case decode: a.pdf: prompts are read from"),
+        ("pipeline --data nope", "case pipeline: nope: no such file or folder"),
+        ("scaling pipeline --values 1,2 --data stdlib:x", "case pipeline: stdlib:x is not a split"),
+    ],
+)
+def test_a_file_that_is_not_there_is_exit_two_before_a_process_is_started(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, *, words: str, told: str
+) -> None:
+    stored_drafter(tmp_path / "lost", source="gone", fingerprint="0")
+    stored_drafter(tmp_path / "whole", source="stdlib-lm", fingerprint="0")
+
+    def start(*_: object, **_more: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("dflash_bench.part.Part.run", start)
+    case = words.replace("--values 1,2", "--over drafters --values 1,2")
+    assert main(["bench", *case.split(), "--shape", "tiny", "--device", "cpu"]) == 2
+    said = error(capsys)
+    assert f"error: {told}" in said
+    assert len(said.splitlines()) <= 2
+
+
+def test_a_device_is_named_once_in_what_there_is(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert main(["bench", "--shape", "tiny", "--device", "cuda:7"]) == 2
+    assert error(capsys) == "error: there is no device 'cuda:7'\nhint: there is cpu\n"
+
+
 def test_a_gpu_that_is_required_and_not_there_is_exit_three(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,6 +196,7 @@ def test_export_to_speculators_takes_embedding_and_head_from_the_target(
         (["eval", "RUN", "--device", "cuda:99"], 2, "there is no device 'cuda:99' here"),
         (["eval", "RUN", "--target", "nowhere"], 3, "there is no such file or folder"),
         (["eval", "RUN", "--prompts", "p.pdf"], 12, "prompts are read from .jsonl or .txt"),
+        (["eval", "RUN", "--prompts", "p.txt"], 12, "p.txt: cannot be read (there is no such file)"),
         (["eval", "RUN/checkpoints", "--prompts", "p.txt"], 13, "neither a run folder"),
         (["generate", "RUN"], 2, "give either --prompt or --chat"),
         (["generate", "RUN", "--prompt", "a", "--chat", "b"], 2, "give either --prompt or"),
@@ -240,10 +241,12 @@ def test_a_drafter_of_other_sizes_does_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     golden = Path(__file__).parents[1] / "golden"
-    arguments = ["eval", str(golden), "--target", "stdlib-lm", "--prompts", "human-eval"]
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("import os\n")
+    arguments = ["eval", str(golden), "--target", "stdlib-lm", "--prompts", str(prompts)]
     assert main([*arguments, "--device", "cpu"]) == 13
     assert "its hidden_size is 32, the target's 192" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [prompts]
 
 
 def test_half_a_character_waits_for_its_other_bytes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -311,6 +311,15 @@ def test_a_rule_that_could_not_be_judged_is_exit_four(tmp_path: Path) -> None:
     assert main(["bench", "compare", one, few, "--fail-if", "step_ms > +3%"]) == 4
 
 
+@pytest.mark.parametrize("rule", ["step_ms > +3%", "over_baseline > +3%"])
+def test_a_rule_about_a_row_that_is_gone_is_exit_four(tmp_path: Path, rule: str) -> None:
+    one = write(tmp_path / "a.json", good())
+    fewer = write(tmp_path / "b.json", good(rows=GOOD[:-1], comparisons=[]))
+    assert len(GOOD) > 1
+    assert main(["bench", "compare", one, fewer, "--fail-if", rule]) == 4
+    assert main(["bench", "compare", one, fewer]) == 0
+
+
 def test_another_format_and_another_shape_are_exit_two(tmp_path: Path, capsys: Capture) -> None:
     one = write(tmp_path / "a.json", good())
     future = tmp_path / "b.json"

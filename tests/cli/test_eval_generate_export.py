@@ -196,7 +196,11 @@ def test_export_to_speculators_takes_embedding_and_head_from_the_target(
         (["eval", "RUN", "--device", "cuda:99"], 2, "there is no device 'cuda:99' here"),
         (["eval", "RUN", "--target", "nowhere"], 3, "there is no such file or folder"),
         (["eval", "RUN", "--prompts", "p.pdf"], 12, "prompts are read from .jsonl or .txt"),
-        (["eval", "RUN", "--prompts", "p.txt"], 12, "p.txt: cannot be read (there is no such file)"),
+        (
+            ["eval", "RUN", "--prompts", "p.txt"],
+            12,
+            "p.txt: cannot be read (there is no such file)",
+        ),
         (["eval", "RUN/checkpoints", "--prompts", "p.txt"], 13, "neither a run folder"),
         (["generate", "RUN"], 2, "give either --prompt or --chat"),
         (["generate", "RUN", "--prompt", "a", "--chat", "b"], 2, "give either --prompt or"),

@@ -10,6 +10,8 @@ from dflash.cli.output import check_folder, print_json, print_table, talk
 from dflash.errors import UsageError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from dflash.data.preview import PreviewRow
     from dflash.data.shards import TokenDataset
     from dflash.data.synthesis import Synthesis
@@ -139,7 +141,8 @@ def synthesize(  # noqa: PLR0913  # one option each
     lines = _text_lines(text or [])
     if text_share and not lines:
         raise UsageError("--text-share needs --text", hint="name a text file or folder")
-    loaded = _load_target(target, device)
+    with _called("--target"):
+        loaded = _load_target(target, device)
     settings = SynthesisSettings(
         source=loaded.fingerprint,
         stop_ids=tuple(loaded.stop_ids),
@@ -188,7 +191,14 @@ def _load_target(source: str, device: str) -> Any:  # noqa: ANN401  # avoids imp
 def _load_tokenizer(source: str) -> Any:  # noqa: ANN401  # transformers is untyped
     from dflash.target.loading import load_tokenizer, resolve_source
 
-    return load_tokenizer(resolve_source(source))
+    with _called("--tokenizer"):
+        return load_tokenizer(resolve_source(source))
+
+
+def _called(option: str) -> "AbstractContextManager[None]":
+    from dflash.target.loading import called
+
+    return called(option, trust="")
 
 
 def _vocab_size(source: str, tokenizer: Any) -> int:  # noqa: ANN401  # transformers is untyped

@@ -21,6 +21,7 @@ from dflash.cli.options import (
     Temperature,
 )
 from dflash.cli.output import check_writable, print_json, print_table, talk, write_report
+from dflash.errors import UsageError
 
 if TYPE_CHECKING:
     from dflash.decode import Decoded
@@ -65,6 +66,7 @@ def evaluate(  # noqa: PLR0913  one option each
     pair = load_pair(drafter, target=target, device=device, trust_remote_code=trust_remote_code)
     warn_of_another_target(pair)
     asked = _prompts(pair, prompts, num_prompts)
+    _require_room(pair, asked, max_new_tokens)
     settings = EvalSettings(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -84,6 +86,20 @@ def evaluate(  # noqa: PLR0913  one option each
         _write_json(json_out, report)
     if result.num_prompts < len(asked):
         sys.exit(INTERRUPTED_EXIT)
+
+
+def _require_room(pair: "Pair", asked: list[list[int]], max_new_tokens: int) -> None:
+    """Refuse answers that would go beyond the target's positions, where tau means nothing."""
+    from dflash.decode import answer_room
+
+    number = max(range(len(asked)), key=lambda index: len(asked[index]))
+    room = answer_room(pair.target.model.config, len(asked[number]))
+    if room is not None and room < max_new_tokens:
+        raise UsageError(
+            f"prompt {number + 1} has {len(asked[number])} tokens, and --max-new-tokens"
+            f" {max_new_tokens} more go beyond the target's positions",
+            hint=f"--max-new-tokens {room}, or shorter prompts",
+        )
 
 
 def _measure(pair: "Pair", asked: list[list[int]], settings: "EvalSettings") -> "Evaluation":

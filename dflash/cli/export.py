@@ -30,9 +30,10 @@ def export(
 ) -> None:
     """Write a drafter as other software loads it, in bf16, with a model card."""
     check_folder(out, replaced=True)
-    if to is Layout.ZLAB and target is not None:
+    if to is Layout.ZLAB and (target is not None or trust_remote_code):
+        option = "--trust-remote-code" if target is None else "--target"
         raise UsageError(
-            "--target belongs to --to speculators: the z-lab layout holds nothing of a target",
+            f"{option} belongs to --to speculators: the z-lab layout holds nothing of a target",
             hint="leave it out",
         )
     from dflash.train.export import export_speculators, export_zlab, require_new

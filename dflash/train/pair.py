@@ -1,5 +1,6 @@
 """A stored drafter together with the target it was trained for, ready to decode."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +15,7 @@ from dflash.data.sources import find_sources
 from dflash.drafter.model import Drafter
 from dflash.drafter.shape import DrafterShape
 from dflash.errors import CheckpointError, UsageError
-from dflash.target.loading import resolve_source
+from dflash.target.loading import called, resolve_source
 from dflash.target.model import Target
 from dflash.train.stored import (
     MANIFEST,
@@ -23,6 +24,7 @@ from dflash.train.stored import (
     find_checkpoint,
     open_checkpoint,
     read_manifest,
+    read_zlab_shape,
     run_of,
 )
 
@@ -60,13 +62,14 @@ def load_pair(
         raise _no_target(path)
     place = check_device(device)
     dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
-    loaded = Target.load(
-        source,
-        taps=stored.shape.target_layer_ids,
-        device=str(place),
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-    )
+    with _called(path, target):
+        loaded = Target.load(
+            source,
+            taps=stored.shape.target_layer_ids,
+            device=str(place),
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+        )
     check_fit(stored.shape, loaded, source)
     trained_with = stored.target_fingerprint
     same = None if trained_with is None else trained_with == loaded.fingerprint
@@ -92,11 +95,15 @@ def require_pair(path: Path, *, target: str | None = None) -> None:
         CheckpointError, UsageError, MissingError: as ``load_pair``.
     """
     folder = find_checkpoint(path)
-    ours = (folder / MANIFEST).is_file()
-    source = target or (read_manifest(folder).target.source if ours else None)
-    if source is None:
+    if (folder / MANIFEST).is_file():
+        source = target or read_manifest(folder).target.source
+    else:
+        read_zlab_shape(folder)
+        source = target or ""
+    if not source:
         raise _no_target(path)
-    resolve_source(source)
+    with _called(path, target):
+        resolve_source(source)
 
 
 def require_prompts_of(path: Path, prompts: str | None) -> None:
@@ -145,6 +152,13 @@ def _run_config(checkpoint: Path) -> RunConfig:
     if not config.data.heldout:
         raise UsageError(f"{path} names no data.heldout", hint="give prompts with --prompts")
     return config
+
+
+def _called(path: Path, target: str | None) -> AbstractContextManager[None]:
+    """What errors call the target: the option, or that it is the one of the drafter at *path*."""
+    if target is not None:
+        return called("--target")
+    return called(f"the target of {path}", elsewhere="say with --target where it is")
 
 
 def _no_target(path: Path) -> UsageError:

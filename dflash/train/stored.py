@@ -214,8 +214,17 @@ def _open_ours(folder: Path) -> StoredDrafter:
     )
 
 
+def read_zlab_shape(folder: Path) -> DrafterShape:
+    """Read what the ``config.json`` of an exported folder says of its drafter.
+
+    Raises:
+        CheckpointError: unreadable, or not of a drafter that is computed here.
+    """
+    return from_zlab(_read_json(folder / "config.json"))
+
+
 def _open_zlab(folder: Path) -> StoredDrafter:
-    shape = from_zlab(_read_json(folder / "config.json"))
+    shape = read_zlab_shape(folder)
     return StoredDrafter(
         path=folder,
         shape=shape,

@@ -190,7 +190,7 @@ def stored_drafter(folder: Path, **target: str) -> Path:
     [
         ("decode --drafter nope", "case decode: there is no checkpoint folder at nope"),
         ("packing decode --drafter .", "case decode: . is neither a run folder"),
-        ("decode --drafter lost", "case decode: target.model = 'gone': there is no such file"),
+        ("decode --drafter lost", "case decode: the target of lost = 'gone': there is no such"),
         ("decode --drafter whole", "case decode: whole lies in no run folder"),
         ("decode --drafter whole --data a.txt", "case decode: a.txt: cannot be read (there is no"),
         ("decode --drafter whole --data a.pdf", "case decode: a.pdf: prompts are read from"),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from tiny_models import write_checkpoint
 
@@ -12,7 +13,7 @@ from dflash.cli.__main__ import main
 from dflash.cli.generate import Stream
 from dflash.config import DataConfig, DrafterConfig, RunConfig, TargetConfig, to_toml
 from dflash.config.sections import EvalConfig, OptimConfig
-from dflash.decode import Decoded, plain_decode
+from dflash.decode import Decoded, answer, plain_decode
 from dflash.drafter.model import Drafter
 from dflash.target.model import Target
 from dflash.target.shape import default_shape
@@ -222,6 +223,99 @@ def test_a_command_that_cannot_be_done_says_why(
     words = [word.replace("RUN", str(run_dir)) for word in arguments]
     assert main(words) == code
     assert says in capsys.readouterr().err
+
+
+def test_generate_stops_where_the_positions_of_the_target_end(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer, "num_positions", lambda _config: 12)
+    arguments = ["generate", str(run_dir), "--device", "cpu", "--json", "--max-new-tokens", "50"]
+    assert main([*arguments, "--prompt", "import os"]) == 0
+    said = capsys.readouterr()
+    assert "note: stops after 3 tokens at the latest" in said.err
+    assert len(json.loads(said.out)["tokens"]) <= 3
+    assert main([*arguments, "--prompt", "import os, sys"]) == 2
+    assert "a prompt of 14 tokens leaves no room" in capsys.readouterr().err
+    measured = ["eval", str(run_dir), "--device", "cpu", "--max-new-tokens", "5"]
+    monkeypatch.setattr(answer, "num_positions", lambda _config: 36)
+    assert main(measured) == 2
+    assert "hint: --max-new-tokens 4, or shorter prompts" in capsys.readouterr().err
+
+
+def test_the_positions_of_a_target_are_what_its_config_says() -> None:
+    plain = transformers.Qwen3Config(max_position_embeddings=512)
+    assert answer.num_positions(plain) == 512
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    scaled = transformers.Qwen3Config(max_position_embeddings=512, rope_scaling=yarn)
+    assert answer.num_positions(scaled) == 2048
+
+
+def test_an_export_to_speculators_is_named_when_it_is_to_be_read(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "exported"
+    assert main(["export", str(run_dir), str(out), "--to", "speculators"]) == 0
+    for words in (["generate", str(out), "--prompt", "x"], ["eval", str(out)]):
+        capsys.readouterr()
+        assert main(words) == 13
+        said = capsys.readouterr().err.splitlines()
+        assert said[0].startswith("error: the drafter is in the layout of the speculators library")
+        assert said[1].startswith("hint: name the run, the checkpoint or the z-lab folder")
+
+
+def test_a_run_without_a_checkpoint_says_so(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.toml").write_text((run_dir / "config.toml").read_text())
+    for _ in range(2):
+        assert main(["eval", str(tmp_path)]) == 13
+        said = capsys.readouterr().err
+        assert f"the run {tmp_path} has no complete checkpoint yet" in said
+        assert "hint: one is saved every checkpoint.every_steps steps" in said
+        (tmp_path / "checkpoints").mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ("eval RUN --target gone", 3, "--target = 'gone': there is no such file or folder"),
+        ("eval RUN --target file", 2, "--target = 'file' is neither a folder nor a .gguf file"),
+        ("generate RUN --prompt x --target empty", 3, "empty holds no config.json"),
+        ("data prepare r.jsonl --out o --tokenizer gone", 3, "--tokenizer = 'gone': there is no"),
+        ("data prepare r.jsonl --out o --tokenizer empty", 2, "--tokenizer: empty cannot be read"),
+        ("data inspect r.jsonl --tokenizer gone", 3, "--tokenizer = 'gone': there is no such"),
+        ("data synthesize --num 1 --out o --target gone", 3, "--target = 'gone': there is no such"),
+    ],
+)
+def test_an_option_that_names_a_model_is_called_by_its_own_name(  # noqa: PLR0917
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    words: str,
+    code: int,
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    Path("empty").mkdir()
+    assert main(words.replace("RUN", str(run_dir)).split()) == code
+    said = capsys.readouterr().err
+    assert says in said
+    assert "target.model" not in said
+
+
+def test_a_target_that_is_gone_is_said_to_be_the_drafters(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = json.loads((run_dir / "checkpoints/step-00000040/manifest.json").read_text())
+    manifest["target"]["source"] = "gone"
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    assert main(["eval", str(tmp_path), "--prompts", "human-eval"]) == 3
+    said = capsys.readouterr().err
+    assert f"the target of {tmp_path} = 'gone': there is no such file or folder" in said
+    assert "say with --target where it is" in said
 
 
 def test_another_target_than_trained_with_is_refused_unless_named(

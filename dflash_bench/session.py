@@ -18,7 +18,7 @@ from dflash.measurement import Bench
 from dflash_bench.cases._case import Case, Lengths, Setting
 from dflash_bench.machine import commit
 from dflash_bench.part import Limits, Part
-from dflash_bench.selection import chosen_cases, chosen_modes
+from dflash_bench.selection import chosen_cases, named_modes
 from dflash_bench.shapes import BenchShape
 from dflash_bench.weather import Watch
 
@@ -86,7 +86,7 @@ def run_bench(plan: BenchPlan, *, say: Callable[[str], None]) -> Bench:
     started, began = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     devices = settled_devices(plan)
     cases = chosen_cases(plan.cases)
-    chosen_modes(plan.modes, cases)
+    named_modes(plan.modes, [case.name for case in cases])
     _require_files(plan, cases, devices)
     here = environment()
     parts: list[Part] = []

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from dflash.data.preview import PreviewRow
     from dflash.data.shards import TokenDataset
-    from dflash.data.synthesis import Synthesis
+    from dflash.data.synthesis import Synthesis, SynthesisSettings
+    from dflash.target.model import Target
 
 data_app = typer.Typer(
     no_args_is_help=True,
@@ -24,7 +25,7 @@ data_app = typer.Typer(
 
 Sources = Annotated[
     list[str],
-    typer.Argument(help="JSONL, parquet or text files, folders, stdlib:train, stdlib:heldout"),
+    typer.Argument(help="JSONL, parquet or text files, folders, stdlib:train|heldout|all"),
 ]
 TokenizerFolder = Annotated[
     str, typer.Option("--tokenizer", help="the target's folder, or stdlib-lm")
@@ -131,10 +132,10 @@ def synthesize(  # noqa: PLR0913  # one option each
     as_json: AsJson = False,
 ) -> None:
     """Let the target write conversations to learn from. Running again goes on where it ended."""
+    given = locals()
     check_folder(out, replaced=False)
-    from dflash.data.synthesis import SynthesisSettings, require_own
+    from dflash.data.synthesis import require_own
     from dflash.data.synthesize import synthesize as write_conversations
-    from dflash.data.synthesize import text_digest
     from dflash.target.sample import SampleBatches
 
     require_own(out)
@@ -143,30 +144,34 @@ def synthesize(  # noqa: PLR0913  # one option each
         raise UsageError("--text-share needs --text", hint="name a text file or folder")
     with _called("--target"):
         loaded = _load_target(target, device)
-    settings = SynthesisSettings(
-        source=loaded.fingerprint,
-        stop_ids=tuple(loaded.stop_ids),
-        batch_size=batch_size,
-        max_user_tokens=max_user_tokens,
-        max_answer_tokens=max_answer_tokens,
-        temperature=temperature,
-        answer_temperature=temperature if answer_temperature is None else answer_temperature,
-        top_p=top_p,
-        seed=seed,
-        text_share=text_share,
-        text_sha256=text_digest(lines),
-    )
     written = write_conversations(
         SampleBatches(loaded),
         out,
         tokenizer=loaded.tokenizer,
         num_rows=num,
-        settings=settings,
+        settings=_settings(given, loaded, lines),
         text_lines=lines,
         not_in=not_in or [],
         on_shard=lambda state: talk(f"{state.num_rows} of {num} conversations"),
     )
     _print_synthesis(written, out, as_json=as_json)
+
+
+def _settings(given: dict[str, Any], target: "Target", lines: list[str]) -> "SynthesisSettings":
+    """What decides the text, of the command's options by name, the target and the lines."""
+    from dflash.data.synthesis import SynthesisSettings
+    from dflash.data.synthesize import text_digest
+
+    names = ("batch_size", "max_user_tokens", "max_answer_tokens", "temperature", "top_p", "seed")
+    of_answers = given["answer_temperature"]
+    return SynthesisSettings(
+        source=target.fingerprint,
+        stop_ids=tuple(target.stop_ids),
+        answer_temperature=given["temperature"] if of_answers is None else of_answers,
+        text_share=given["text_share"],
+        text_sha256=text_digest(lines),
+        **{name: given[name] for name in names},
+    )
 
 
 def _load_target(source: str, device: str) -> Any:  # noqa: ANN401  # avoids importing torch for --help

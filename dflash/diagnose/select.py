@@ -4,7 +4,23 @@ import difflib
 from collections.abc import Sequence
 
 from dflash.errors import UsageError
-from dflash.failures import FailureMode, all_modes
+from dflash.failures import FailureMode, all_modes, all_slugs
+
+
+def require_slugs(words: Sequence[str]) -> None:
+    """Check that each of *words* is a failure mode or ``all``; imports no torch.
+
+    Raises:
+        UsageError: one is not; the nearest is suggested.
+    """
+    slugs = all_slugs()
+    for word in words:
+        if word not in (*slugs, "all"):
+            near = difflib.get_close_matches(word, [*slugs, "all", "run"], n=1)
+            raise UsageError(
+                f"there is no failure mode {word!r}",
+                hint=f"did you mean {near[0]}?" if near else "dflash diagnose lists them",
+            )
 
 
 def mode_called(slug: str) -> FailureMode:
@@ -13,18 +29,17 @@ def mode_called(slug: str) -> FailureMode:
     Raises:
         UsageError: there is none; the nearest is suggested.
     """
-    modes = {mode.slug: mode for mode in all_modes()}
-    if slug not in modes:
-        near = difflib.get_close_matches(slug, [*modes, "all", "run"], n=1)
-        raise UsageError(
-            f"there is no failure mode {slug!r}",
-            hint=f"did you mean {near[0]}?" if near else "dflash diagnose lists them",
-        )
-    return modes[slug]
+    require_slugs([slug])
+    return next(mode for mode in all_modes() if mode.slug == slug)
 
 
 def modes_called(words: Sequence[str]) -> list[FailureMode]:
-    """Every mode that *words* name, once each; all of them for no word and for ``all``."""
+    """Every mode that *words* name, once each; all of them for no word and for ``all``.
+
+    Raises:
+        UsageError: a word names none.
+    """
+    require_slugs(words)
     if not words or "all" in words:
         return list(all_modes())
     return [mode_called(word) for word in dict.fromkeys(words)]

@@ -21,6 +21,7 @@ from dflash.target.model import Target
 from dflash.train.evaluation import summarise
 from dflash.train.pair import heldout_of, load_pair, require_pair, require_prompts_of
 from dflash.train.stored import drafter_of
+from dflash_bench.cases import MODES
 from dflash_bench.cases._case import Case, Found, Setting, target_device
 from dflash_bench.counters import Counters
 from dflash_bench.planned import decode_gib, dtype_on
@@ -187,7 +188,7 @@ CASE = Case(
     name="decode",
     help="decoding with a drafter and without: tau and tokens a second",
     make=Decoding,
-    modes=("plain", "eager", "captured"),
+    modes=MODES["decode"],
     devices=target_device,
     require_files=require_files,
     why_not=why_not,

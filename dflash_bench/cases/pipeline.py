@@ -30,6 +30,7 @@ from dflash.train.loop import Drafting, train_loop
 from dflash.train.readiness import warm_up
 from dflash.train.replicas import GradientSum
 from dflash.train.totals import averages
+from dflash_bench.cases import MODES
 from dflash_bench.cases._case import Case, Found, Setting
 from dflash_bench.compile_clock import CompileClock
 from dflash_bench.counters import Counters
@@ -227,7 +228,7 @@ CASE = Case(
     name="pipeline",
     help="target and drafter together on real, packed text, and each alone",
     make=PipelineSteps,
-    modes=("eager", "compiled", "reduce-overhead", "warmed", "graphed"),
+    modes=MODES["pipeline"],
     devices=devices,
     require_files=require_files,
     why_not=why_not,

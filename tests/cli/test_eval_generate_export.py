@@ -263,6 +263,15 @@ def test_an_export_to_speculators_is_named_when_it_is_to_be_read(
         assert said[1].startswith("hint: name the run, the checkpoint or the z-lab folder")
 
 
+@pytest.mark.parametrize("command", ["eval", "generate", "export"])
+def test_the_help_says_which_checkpoint_a_run_means(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--help"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "of a run the checkpoint with the longest measured tau, the earliest if equal" in words
+
+
 def test_a_run_without_a_checkpoint_says_so(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

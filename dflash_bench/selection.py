@@ -4,7 +4,7 @@ What is called ``named`` imports no case, and so no torch.
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dflash.errors import UsageError
@@ -20,10 +20,7 @@ def named_cases(names: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UsageError: there is no such case.
     """
-    for name in names:
-        if name not in MODES:
-            raise _unknown("case", name, MODES)
-    return tuple(dict.fromkeys(names or list(MODES)[:1]))
+    return _known("case", names, MODES) or tuple(MODES)[:1]
 
 
 def named_modes(names: Sequence[str], cases: Iterable[str]) -> tuple[str, ...]:
@@ -32,11 +29,7 @@ def named_modes(names: Sequence[str], cases: Iterable[str]) -> tuple[str, ...]:
     Raises:
         UsageError: none of *cases* has such a mode.
     """
-    known = modes_of(cases)
-    for name in names:
-        if name not in known:
-            raise _unknown("mode", name, known)
-    return tuple(dict.fromkeys(names))
+    return _known("mode", names, modes_of(cases))
 
 
 def modes_of(cases: Iterable[str]) -> list[str]:
@@ -45,16 +38,28 @@ def modes_of(cases: Iterable[str]) -> list[str]:
 
 
 def chosen_cases(names: Sequence[str]) -> "tuple[Case, ...]":
-    """The cases of these names, as ``named_cases``.
+    """The cases of these names; the first of all where there is none.
 
     Raises:
         UsageError: there is no such case.
     """
-    return tuple(all_cases()[name] for name in named_cases(names))
+    cases = all_cases()
+    return tuple(cases[name] for name in _known("case", names, cases) or tuple(cases)[:1])
 
 
-def _unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-    return UsageError(f"there is no {what} {name!r}", hint=hint)
+def chosen_modes(names: Sequence[str], cases: "Iterable[Case]") -> tuple[str, ...]:
+    """These names of modes, each once.
+
+    Raises:
+        UsageError: none of *cases* has such a mode.
+    """
+    return _known("mode", names, list(dict.fromkeys(m for case in cases for m in case.modes)))
+
+
+def _known(what: str, names: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise UsageError(f"there is no {what} {name!r}", hint=hint)
+    return tuple(dict.fromkeys(names))

@@ -18,7 +18,7 @@ from dflash.measurement import Bench
 from dflash_bench.cases._case import Case, Lengths, Setting
 from dflash_bench.machine import commit
 from dflash_bench.part import Limits, Part
-from dflash_bench.selection import chosen_cases, named_modes
+from dflash_bench.selection import chosen_cases, chosen_modes
 from dflash_bench.shapes import BenchShape
 from dflash_bench.weather import Watch
 
@@ -86,7 +86,7 @@ def run_bench(plan: BenchPlan, *, say: Callable[[str], None]) -> Bench:
     started, began = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     devices = settled_devices(plan)
     cases = chosen_cases(plan.cases)
-    named_modes(plan.modes, [case.name for case in cases])
+    chosen_modes(plan.modes, cases)
     _require_files(plan, cases, devices)
     here = environment()
     parts: list[Part] = []
@@ -196,18 +196,25 @@ def _parts(
 
 
 def _require_files(plan: BenchPlan, cases: tuple[Case, ...], devices: tuple[str, ...]) -> None:
-    """Refuse files that cannot be read before a process is started.
+    """Refuse files that cannot be read, or that nothing reads, before a process is started.
 
     Raises:
-        UsageError: with the case that reads them.
+        UsageError: with the case, or the option.
     """
-    for case in cases:
-        for shape in plan.shapes[:1]:
-            setting = setting_of(plan, case, shape=shape, lengths=plan.lengths[0], devices=devices)
-            try:
-                case.require_files(setting)
-            except DflashError as error:
-                raise UsageError(f"case {case.name}: {error.what}", hint=error.hint) from error
+    read: set[str] = set()
+    for case in cases if plan.shapes else ():
+        shape, lengths = plan.shapes[0], plan.lengths[0]
+        try:
+            setting = setting_of(plan, case, shape=shape, lengths=lengths, devices=devices)
+            read.update(case.require_files(setting))
+        except DflashError as error:
+            raise UsageError(f"case {case.name}: {error.what}", hint=error.hint) from error
+    for name in ("drafter", "data"):
+        if getattr(plan, name) and name not in read:
+            raise UsageError(
+                f"--{name} is read by none of {', '.join(case.name for case in cases)} here",
+                hint="decode reads --drafter, and with it --data; pipeline reads --data",
+            )
 
 
 def _used(plan: BenchPlan, devices: tuple[str, ...]) -> tuple[str, ...]:

@@ -143,7 +143,7 @@ def _require_8bit_products(drafters: Sequence[str]) -> None:
     for name in drafters:
         capability = torch.cuda.get_device_capability(name) if name != "cpu" else None
         if capability is None or capability < FP8_CAPABILITY:
-            kind = "is a CPU" if capability is None else "has {}.{}".format(*capability)
+            kind = "has none" if capability is None else "has {}.{}".format(*capability)
             raise ConfigError(
                 "precision.matmul in 8 bits needs a GPU of compute capability"
                 f" {'.'.join(map(str, FP8_CAPABILITY))} or more for every drafter; {name} {kind}",

@@ -160,11 +160,13 @@ class Decoding:
         )
 
 
-def require_files(setting: Setting) -> None:
-    """The drafter, its target, and prompts."""
-    if setting.drafter:
-        require_pair(Path(setting.drafter))
-        require_prompts_of(Path(setting.drafter), setting.data[0] if setting.data else None)
+def require_files(setting: Setting) -> tuple[str, ...]:
+    """The drafter, its target, and prompts; random weights are given random tokens."""
+    if not setting.drafter:
+        return ()
+    require_pair(Path(setting.drafter))
+    require_prompts_of(Path(setting.drafter), setting.data[0] if setting.data else None)
+    return ("drafter", "data")
 
 
 def why_not(setting: Setting) -> str:

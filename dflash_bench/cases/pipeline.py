@@ -204,10 +204,11 @@ def _copy_of(slot: FeatureSlot) -> FeatureSlot:
     return FeatureSlot(StepInputs(*(tensor.clone() for tensor in slot.inputs)), slot.facts)
 
 
-def require_files(setting: Setting) -> None:
+def require_files(setting: Setting) -> tuple[str, ...]:
     """What the pipeline is to train on."""
     if setting.data:
         find_sources(setting.data)
+    return ("data",)
 
 
 def why_not(setting: Setting) -> str:

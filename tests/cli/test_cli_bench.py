@@ -194,6 +194,8 @@ def stored_drafter(folder: Path, **target: str) -> Path:
         ("decode --drafter whole", "case decode: whole lies in no run folder"),
         ("decode --drafter whole --data a.txt", "case decode: a.txt: cannot be read (there is no"),
         ("decode --drafter whole --data a.pdf", "case decode: a.pdf: prompts are read from"),
+        ("decode --data nope", "--data is read by none of decode here"),
+        ("drafter-step --drafter whole", "--drafter is read by none of drafter-step here"),
         ("pipeline --data nope", "case pipeline: nope: no such file or folder"),
         ("scaling pipeline --values 1,2 --data stdlib:x", "case pipeline: stdlib:x is not a split"),
     ],

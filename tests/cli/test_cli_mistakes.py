@@ -23,6 +23,7 @@ BLOCKED = (
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        ("explain all", "is not one failure mode"),
         ("explain lable-shift", "there is no failure mode 'lable-shift'"),
         ("diagnose lable-shift", "there is no failure mode 'lable-shift'"),
         ("bench dekode", "there is no case 'dekode'"),

@@ -31,24 +31,26 @@ def compare_benches(
 ) -> Changes:
     """Compare every row that both have, by its name.
 
+    What a rule speaks of in *before* and *after* has no more leaves the rule open; a row that
+    failed there breaks it.
+
     Raises:
         UsageError: they did not measure the same thing, or a rule would judge two machines.
     """
     refuse_others(before, after, judged=bool(rules) and not other_machine)
     olds = {row.name: row for row in before.rows if row.state == "measured"}
     news = {row.name: row for row in after.rows}
-    common = [
-        _sides((old, news[name]), (before, after)) for name, old in olds.items() if name in news
-    ]
-    if not common:
+    if not olds.keys() & news.keys():
         raise UsageError(
             f"{names[0]} and {names[1]} have no measured row in common",
             hint=f"rows: {_listed(olds)}; and {_listed(news)}",
         )
     changes = [
         change
-        for old, new in common
-        for change in _row_changes(old, new, rules, precision=precision)
+        for name, old in olds.items()
+        for change in _row_changes(
+            *_sides((old, news.get(name)), (before, after)), rules, precision=precision
+        )
     ]
     return Changes(
         before=_title(names[0], before),
@@ -60,39 +62,47 @@ def compare_benches(
 
 
 class _Side(NamedTuple):
-    """A row, and how it compares with a baseline that both benches have."""
+    """A row, and how it compares with a baseline that both benches have.
 
-    row: Row
+    Where they share none, the earlier side has its own, and the later one nothing. The later side
+    has no row where it vanished.
+    """
+
+    row: Row | None
     over_baseline: Estimate | None
 
     def read(self, figure: str) -> float | None:
+        if self.row is None or self.row.state != "measured":
+            return None
         if figure == OVER_BASELINE:
             return None if self.over_baseline is None else self.over_baseline.value
         return FIGURES[figure].read(self.row)
 
 
-def _sides(rows: tuple[Row, Row], benches: tuple[Bench, Bench]) -> tuple[_Side, _Side]:
-    ratios = [
-        {each.baseline: each.ratio for each in bench.comparisons if each.row == row.name}
-        for row, bench in zip(rows, benches, strict=True)
-    ]
-    shared = next((name for name in ratios[0] if name in ratios[1]), "")
-    return _Side(rows[0], ratios[0].get(shared)), _Side(rows[1], ratios[1].get(shared))
+def _sides(rows: tuple[Row, Row | None], benches: tuple[Bench, Bench]) -> tuple[_Side, _Side]:
+    before, after = (
+        {each.baseline: each.ratio for each in bench.comparisons if each.row == rows[0].name}
+        for bench in benches
+    )
+    shared = next((name for name in before if name in after), next(iter(before), ""))
+    return _Side(rows[0], before.get(shared)), _Side(rows[1], after.get(shared))
 
 
 def _row_changes(
     old: _Side, new: _Side, rules: Sequence[Rule], *, precision: float
 ) -> Iterator[Change]:
-    mine = [rule for rule in rules if rule.mode in (None, new.row.mode)]
-    if new.row.state != "measured":
-        yield from (_lost(old, new, rule) for rule in mine if old.read(rule.figure) is not None)
-        return
+    assert old.row is not None, "only a row of the later bench can have vanished"
+    mine = [rule for rule in rules if rule.mode in (None, old.row.mode)]
     for name in dict.fromkeys([*SHOWN, *(rule.figure for rule in mine)]):
         before, after = old.read(name), new.read(name)
-        if before is None or after is None:
+        if before is None:
+            continue
+        rules_here = [rule for rule in mine if rule.figure == name]
+        if after is None:
+            yield from (_lost(old, new, rule) for rule in rules_here)
             continue
         change = Change(
-            row=new.row.name,
+            row=old.row.name,
             figure=name,
             before=before,
             after=after,
@@ -103,7 +113,6 @@ def _row_changes(
         if not few:
             verdict = _verdict(change, precision=precision)
             change = change.model_copy(update={"verdict": verdict})
-        rules_here = [rule for rule in mine if rule.figure == name]
         for rule in rules_here:
             broken = None if few else _broken(rule, change)
             yield change.model_copy(update={"rule": rule.text, "regression": broken})
@@ -112,10 +121,12 @@ def _row_changes(
 
 
 def _lost(old: _Side, new: _Side, rule: Rule) -> Change:
-    """A failure where there was a figure is a regression; a skipped row leaves the rule open."""
-    failed = new.row.state == "failed"
+    """A failure where there was a figure is a regression; a row that was skipped, has vanished, or
+    has no such figure any more leaves the rule open."""
+    assert old.row is not None, "it had a figure"
+    failed = new.row is not None and new.row.state == "failed"
     return Change(
-        row=new.row.name,
+        row=old.row.name,
         figure=rule.figure,
         before=old.read(rule.figure),
         verdict="worse" if failed else "unclear",
@@ -129,6 +140,8 @@ def _ratio(name: str, old: _Side, new: _Side) -> Estimate | None:
     before, after = old.read(name), new.read(name)
     if before is None or after is None or before <= 0 or after <= 0:
         return None
+    assert old.row is not None, "it has a figure"
+    assert new.row is not None, "it has a figure"
     if name == "step_ms":
         turns = new.row.turns_ms, old.row.turns_ms
         return None if min(map(len, turns)) < MIN_PAIRS else compare_apart(*turns)

@@ -13,7 +13,7 @@ import torch
 
 from dflash.config.sections import Matmul
 from dflash.environment import Environment, environment
-from dflash.errors import MissingError, UsageError
+from dflash.errors import DflashError, MissingError, UsageError
 from dflash.measurement import Bench
 from dflash_bench.cases._case import Case, Lengths, Setting
 from dflash_bench.machine import commit
@@ -80,13 +80,14 @@ def run_bench(plan: BenchPlan, *, say: Callable[[str], None]) -> Bench:
     with ``complete=False``; a second one ends it without asking what else is known.
 
     Raises:
-        UsageError: an unknown case, mode or device.
+        UsageError: an unknown case, mode or device, or a file that is not there.
         MissingError: ``require_gpu`` without a GPU.
     """
     started, began = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     devices = settled_devices(plan)
     cases = chosen_cases(plan.cases)
     chosen_modes(plan.modes, cases)
+    _require_files(plan, cases, devices)
     here = environment()
     parts: list[Part] = []
     complete = True
@@ -135,11 +136,10 @@ def settled_devices(plan: BenchPlan) -> tuple[str, ...]:
     wanted = list(plan.devices)
     if wanted == ["auto"]:
         wanted = everything
+    known = list(dict.fromkeys(["cpu", *everything]))
     for name in _used(plan, tuple(wanted)):
-        if name not in ("cpu", *everything):
-            raise UsageError(
-                f"there is no device {name!r}", hint=f"there are cpu, {', '.join(everything)}"
-            )
+        if name not in known:
+            raise UsageError(f"there is no device {name!r}", hint=f"there is {', '.join(known)}")
     return tuple(islice(cycle(wanted), plan.drafters))
 
 
@@ -193,6 +193,28 @@ def _parts(
                 if settings:
                     say(f"{case.name} at {shape.name}, {lengths} lengths")
                     yield Part(case=case, settings=settings, limits=limits, watch=watch, say=say)
+
+
+def _require_files(plan: BenchPlan, cases: tuple[Case, ...], devices: tuple[str, ...]) -> None:
+    """Refuse files that cannot be read, or that nothing reads, before a process is started.
+
+    Raises:
+        UsageError: with the case, or the option.
+    """
+    read: set[str] = set()
+    for case in cases if plan.shapes else ():
+        shape, lengths = plan.shapes[0], plan.lengths[0]
+        try:
+            setting = setting_of(plan, case, shape=shape, lengths=lengths, devices=devices)
+            read.update(case.require_files(setting))
+        except DflashError as error:
+            raise UsageError(f"case {case.name}: {error.what}", hint=error.hint) from error
+    for name in ("drafter", "data"):
+        if getattr(plan, name) and name not in read:
+            raise UsageError(
+                f"--{name} is read by none of {', '.join(case.name for case in cases)} here",
+                hint="decode reads --drafter, and with it --data; pipeline reads --data",
+            )
 
 
 def _used(plan: BenchPlan, devices: tuple[str, ...]) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ WITHOUT_TORCH = [
     "dflash.report", "dflash.report.curve", "dflash.report.progress", "dflash.report.screen",
     "dflash.report.tensorboard", "dflash.report.bench",
     "dflash.report.bench_changes", "dflash.report.bench_html", "dflash.report.bench_markdown",
+    "dflash.diagnose.select", "dflash_bench.selection", "dflash_bench.shape_files",
 ]  # fmt: skip
 
 

@@ -61,8 +61,8 @@ def bench(  # noqa: PLR0913 - a command's options
         return
     reports = BenchReports(json_out, markdown, html)
     reports.check()
+    wanted = _expectations(expect or [], cases or [])
     plan = option.bench_plan(given)
-    wanted = _expectations(expect or [], plan.cases)
     from dflash_bench.expectations import judge
     from dflash_bench.session import run_bench
 
@@ -76,9 +76,9 @@ def bench(  # noqa: PLR0913 - a command's options
 def _expectations(texts: "Sequence[str]", cases: "Sequence[str]") -> "list[Expectation]":
     """Read all of them, so that a mistake is met before anything is measured."""
     from dflash_bench.expressions import parse_expectation
-    from dflash_bench.selection import chosen_cases, known_modes
+    from dflash_bench.selection import modes_of, named_cases
 
-    modes = known_modes(chosen_cases(cases))
+    modes = modes_of(named_cases(cases))
     return [parse_expectation(text, modes) for text in texts]
 
 
@@ -91,7 +91,8 @@ def _print_schema() -> None:
 
 def _list(json_out: str | None) -> None:
     from dflash_bench.cases import all_cases
-    from dflash_bench.shapes import named_shape, shape_names
+    from dflash_bench.shape_files import shape_names
+    from dflash_bench.shapes import named_shape
 
     cases = all_cases().values()
     shapes = {name: named_shape(name) for name in shape_names()}

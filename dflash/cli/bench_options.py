@@ -88,15 +88,20 @@ def bench_plan(given: Mapping[str, Any]) -> "BenchPlan":
         UsageError: no such case, mode or shape, or a precision that is none.
         ConfigError: a configuration is wrong.
     """
-    from dflash_bench.selection import chosen_cases, chosen_modes
-    from dflash_bench.session import BenchPlan
+    from dflash_bench.selection import named_cases, named_modes
 
-    cases = chosen_cases(given["cases"] or [])
+    cases = named_cases(given["cases"] or [])
+    modes = named_modes(given["modes"] or [], cases)
+    lengths = _lengths(given["lengths"] or ["fixed"])
+    precision = share(given["precision"], "--precision")
+    _read_shapes(given)
+    from dflash_bench.session import BenchPlan  # with torch, so no sooner
+
     return BenchPlan(
-        cases=tuple(case.name for case in cases),
-        modes=chosen_modes(given["modes"] or [], cases),
+        cases=cases,
+        modes=modes,
         shapes=_shapes(given),
-        lengths=_lengths(given["lengths"] or ["fixed"]),
+        lengths=lengths,
         drafters=given["drafters"],
         devices=tuple(given["devices"] or ["auto"]),
         target_device=given["target_device"],
@@ -107,7 +112,7 @@ def bench_plan(given: Mapping[str, Any]) -> "BenchPlan":
         profile=given["profile"],
         turn_steps=given["steps"],
         min_pairs=given["pairs"],
-        precision=share(given["precision"], "--precision"),
+        precision=precision,
         max_time_s=given["max_time"],
         limit_s=given["timeout"],
         require_gpu=given["require_gpu"],
@@ -126,6 +131,18 @@ def _lengths(words: list[str]) -> "tuple[Lengths, ...]":
         if word not in known:
             raise UsageError(f"--lengths {word} is neither fixed nor variable")
     return tuple(each for each in known if each in words)
+
+
+def _read_shapes(given: Mapping[str, Any]) -> None:
+    """Meet the mistakes in what shapes are read from, without torch."""
+    from dflash.config import load
+    from dflash_bench.shape_files import read_shape
+
+    overrides = given["sets"] or []
+    for name in given["shapes"] or []:
+        read_shape(name, overrides)
+    for path in given["configs"] or []:
+        load(path, overrides)
 
 
 def _shapes(given: Mapping[str, Any]) -> "tuple[BenchShape, ...]":

@@ -1,5 +1,9 @@
-"""``dflash config init|check|show|schema``: configurations, without torch and without a GPU."""
+"""``dflash config init|check|show|schema``: configurations, without a GPU.
 
+Only ``check`` imports torch, and only where a configuration asks something of its devices.
+"""
+
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +12,7 @@ import typer
 from dflash.cli.output import print_json, print_table, talk
 from dflash.config import (
     Loaded,
+    Problem,
     RunConfig,
     examine,
     expectation,
@@ -15,12 +20,13 @@ from dflash.config import (
     fields_of,
     load,
     problem_report,
+    sound_part,
     starter_config,
     to_toml,
     toml_value,
     values_of,
 )
-from dflash.errors import ConfigError, UsageError
+from dflash.errors import ConfigError, MissingError, UsageError
 
 config_app = typer.Typer(
     add_completion=False,
@@ -32,6 +38,7 @@ ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML file")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="such as optim.lr=3e-4")
 ]
+DEVICE_KEYS = ("target", "drafter", "target.devices", "drafter.devices")
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON value on stdout")]
 
 
@@ -55,9 +62,17 @@ def init(
 
 @config_app.command()
 def check(config: ConfigFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
-    """Find everything that is wrong with a configuration, at once."""
+    """Find everything that is wrong with a configuration, at once.
+
+    What the devices cannot do is wrong too: "auto" and "cpu" are those of this machine. A file, a
+    package or a GPU that is named and not here is only noted, since another machine may have it.
+    """
     loaded, problems = examine(config, overrides or ())
-    notes = [] if loaded is None else missing_files(loaded.config)
+    sound = loaded.config if loaded else sound_part(config, overrides or (), problems)
+    notes = [] if loaded is None else [*missing_files(loaded.config), *missing_packages(sound)]
+    if sound is not None and not any(problem.key in DEVICE_KEYS for problem in problems):
+        refused, absent = device_problems(sound)
+        problems, notes = [*problems, *refused], [*notes, *absent]
     if as_json:
         found = [{"key": problem.key, "text": problem.text} for problem in problems]
         print_json({"ok": not problems, "problems": found, "notes": notes})
@@ -104,6 +119,51 @@ def missing_files(config: RunConfig) -> list[str]:
         for key, name in named
         if not name.partition(":")[0].startswith("stdlib") and not Path(name).exists()
     ]
+
+
+def missing_packages(config: RunConfig | None) -> list[str]:
+    """The sentences of what *config* needs installed and is not."""
+    from dflash.report.tensorboard import require_tensorboard
+
+    if config is None or "tensorboard" not in config.log.sinks:
+        return []
+    try:
+        require_tensorboard()
+    except MissingError as error:
+        return [error.what]
+    return []
+
+
+def device_problems(config: RunConfig) -> tuple[list[Problem], list[str]]:
+    """What ``dflash train`` would refuse on any machine with such devices, and what only here."""
+    if not _asks_of_devices(config):
+        return [], []
+    if find_spec("torch") is None:
+        return [], ["the devices were not checked: torch is not installed"]
+    from dflash.train.devices import refusals
+
+    found = refusals(config)
+    problems = [
+        Problem(each.key, f"{each.error.what}; {each.error.hint}")
+        for each in found
+        if not each.is_absent
+    ]
+    notes = [
+        f"{each.error.what}; dflash train refuses that here" for each in found if each.is_absent
+    ]
+    return problems, notes
+
+
+def _asks_of_devices(config: RunConfig) -> bool:
+    """Whether a machine could refuse it; importing torch takes seconds."""
+    drafters = set(config.drafter.devices)
+    return not (
+        drafters | set(config.target.devices) <= {"auto", "cpu"}
+        and config.execution.mode in ("auto", "eager")
+        and config.execution.gradient_sum != "nccl"
+        and config.precision.matmul == "bf16"
+        and (config.drafter.head_dim is None or drafters == {"cpu"})
+    )
 
 
 def _shown(loaded: Loaded) -> dict[str, dict[str, object]]:

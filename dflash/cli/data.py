@@ -5,13 +5,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash.cli.output import print_json, print_table, talk
+from dflash.cli.interrupts import sigterm_is_ctrl_c
+from dflash.cli.output import check_folder, print_json, print_table, talk
 from dflash.errors import UsageError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from dflash.data.preview import PreviewRow
     from dflash.data.shards import TokenDataset
-    from dflash.data.synthesize import Synthesis
+    from dflash.data.synthesis import Synthesis, SynthesisSettings
+    from dflash.target.model import Target
 
 data_app = typer.Typer(
     no_args_is_help=True,
@@ -21,7 +25,7 @@ data_app = typer.Typer(
 
 Sources = Annotated[
     list[str],
-    typer.Argument(help="JSONL, parquet or text files, folders, stdlib:train, stdlib:heldout"),
+    typer.Argument(help="JSONL, parquet or text files, folders, stdlib:train|heldout|all"),
 ]
 TokenizerFolder = Annotated[
     str, typer.Option("--tokenizer", help="the target's folder, or stdlib-lm")
@@ -49,17 +53,21 @@ def prepare(
     as_json: AsJson = False,
 ) -> None:
     """Tokenise sources once: token shards with a loss mask, and a manifest of what was dropped."""
+    check_folder(out, replaced=True)
     from dflash.data.prepare import prepare as prepare_dataset
+    from dflash.data.prepare import require_ours
 
+    require_ours(out)
     loaded = _load_tokenizer(tokenizer)
-    dataset = prepare_dataset(
-        sources,
-        out,
-        tokenizer=loaded,
-        max_document_tokens=max_document_tokens,
-        max_bad_share=max_bad_share,
-        vocab_size=vocab_size or _vocab_size(tokenizer, loaded),
-    )
+    with sigterm_is_ctrl_c():
+        dataset = prepare_dataset(
+            sources,
+            out,
+            tokenizer=loaded,
+            max_document_tokens=max_document_tokens,
+            max_bad_share=max_bad_share,
+            vocab_size=vocab_size or _vocab_size(tokenizer, loaded),
+        )
     talk(f"{out}: {len(dataset)} rows")
     _print_summary(dataset, as_json=as_json, rows=[])
 
@@ -100,7 +108,7 @@ def synthesize(  # noqa: PLR0913  # one option each
     *,
     target: Annotated[str, typer.Option(help="the target's folder or GGUF file, or stdlib-lm")],
     out: Annotated[Path, typer.Option(help="the folder of JSONL shards")],
-    num: Annotated[int, typer.Option(min=1, help="conversations to have at least")],
+    num: Annotated[int, typer.Option(min=1, help="conversations that the folder is to hold")],
     batch_size: Annotated[int, typer.Option(min=1, help="conversations sampled together")] = 64,
     max_user_tokens: Annotated[int, typer.Option(min=1, help="length of a user turn")] = 128,
     max_answer_tokens: Annotated[int, typer.Option(min=1, help="length of an answer")] = 512,
@@ -124,38 +132,46 @@ def synthesize(  # noqa: PLR0913  # one option each
     as_json: AsJson = False,
 ) -> None:
     """Let the target write conversations to learn from. Running again goes on where it ended."""
-    from dflash.data.synthesize import SynthesisSettings, text_digest
+    given = locals()
+    check_folder(out, replaced=False)
+    from dflash.data.synthesis import require_own
     from dflash.data.synthesize import synthesize as write_conversations
     from dflash.target.sample import SampleBatches
 
+    require_own(out)
     lines = _text_lines(text or [])
     if text_share and not lines:
         raise UsageError("--text-share needs --text", hint="name a text file or folder")
-    loaded = _load_target(target, device)
-    settings = SynthesisSettings(
-        source=loaded.fingerprint,
-        stop_ids=tuple(loaded.stop_ids),
-        batch_size=batch_size,
-        max_user_tokens=max_user_tokens,
-        max_answer_tokens=max_answer_tokens,
-        temperature=temperature,
-        answer_temperature=temperature if answer_temperature is None else answer_temperature,
-        top_p=top_p,
-        seed=seed,
-        text_share=text_share,
-        text_sha256=text_digest(lines),
-    )
+    with _called("--target"):
+        loaded = _load_target(target, device)
     written = write_conversations(
         SampleBatches(loaded),
         out,
         tokenizer=loaded.tokenizer,
         num_rows=num,
-        settings=settings,
+        settings=_settings(given, loaded, lines),
         text_lines=lines,
         not_in=not_in or [],
         on_shard=lambda state: talk(f"{state.num_rows} of {num} conversations"),
     )
     _print_synthesis(written, out, as_json=as_json)
+
+
+def _settings(given: dict[str, Any], target: "Target", lines: list[str]) -> "SynthesisSettings":
+    """What decides the text, of the command's options by name, the target and the lines."""
+    from dflash.data.synthesis import SynthesisSettings
+    from dflash.data.synthesize import text_digest
+
+    names = ("batch_size", "max_user_tokens", "max_answer_tokens", "temperature", "top_p", "seed")
+    of_answers = given["answer_temperature"]
+    return SynthesisSettings(
+        source=target.fingerprint,
+        stop_ids=tuple(target.stop_ids),
+        answer_temperature=given["temperature"] if of_answers is None else of_answers,
+        text_share=given["text_share"],
+        text_sha256=text_digest(lines),
+        **{name: given[name] for name in names},
+    )
 
 
 def _load_target(source: str, device: str) -> Any:  # noqa: ANN401  # avoids importing torch for --help
@@ -180,7 +196,14 @@ def _load_target(source: str, device: str) -> Any:  # noqa: ANN401  # avoids imp
 def _load_tokenizer(source: str) -> Any:  # noqa: ANN401  # transformers is untyped
     from dflash.target.loading import load_tokenizer, resolve_source
 
-    return load_tokenizer(resolve_source(source))
+    with _called("--tokenizer"):
+        return load_tokenizer(resolve_source(source))
+
+
+def _called(option: str) -> "AbstractContextManager[None]":
+    from dflash.target.loading import called
+
+    return called(option, trust="")
 
 
 def _vocab_size(source: str, tokenizer: Any) -> int:  # noqa: ANN401  # transformers is untyped

@@ -69,8 +69,9 @@ def diagnose(  # noqa: PLR0913 - a command's options
         _read_run(words[1:], reports=reports, fail_on=fail_on)
         return
     from dflash.diagnose.examine import Plan
-    from dflash.diagnose.select import modes_called
+    from dflash.diagnose.select import modes_called, require_slugs
 
+    require_slugs(words)
     plan = Plan(level=level, trials=trials, time_limit_s=timeout, step=step)
     machine = _machine(require_gpu=require_gpu)
     modes = modes_called(words)

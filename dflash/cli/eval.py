@@ -1,12 +1,14 @@
 """``dflash eval``: accepted length and speed, measured by decoding with the drafter."""
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflash.cli.interrupts import INTERRUPTED_EXIT, sigterm_is_ctrl_c
 from dflash.cli.options import (
     DEFAULT_NEW_TOKENS,
     DeviceName,
@@ -18,12 +20,10 @@ from dflash.cli.options import (
     TargetPath,
     Temperature,
 )
-from dflash.cli.output import print_json, print_table, talk
+from dflash.cli.output import check_writable, print_json, print_table, talk, write_report
 from dflash.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dflash.decode import Decoded
     from dflash.train.evaluation import EvalSettings, Evaluation
     from dflash.train.pair import Pair
@@ -52,14 +52,21 @@ def evaluate(  # noqa: PLR0913  one option each
     trust_remote_code: RemoteCode = False,
     json_out: JsonOut = None,
 ) -> None:
-    """Measure accepted length (tau) and speed by really decoding."""
-    from dflash.train.evaluation import EvalSettings
-    from dflash.train.evaluation import evaluate as measure
-    from dflash.train.pair import load_pair
+    """Measure accepted length (tau) and speed by really decoding.
 
+    Ctrl-C ends it early: what was decoded by then is told and written, marked incomplete.
+    """
+    if json_out not in (None, "-"):
+        check_writable(Path(json_out))
+    from dflash.train.evaluation import EvalSettings
+    from dflash.train.pair import load_pair, require_pair, require_prompts_of
+
+    require_pair(drafter, target=target)
+    require_prompts_of(drafter, prompts)
     pair = load_pair(drafter, target=target, device=device, trust_remote_code=trust_remote_code)
     warn_of_another_target(pair)
     asked = _prompts(pair, prompts, num_prompts)
+    _require_room(pair, asked, max_new_tokens)
     settings = EvalSettings(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -67,24 +74,71 @@ def evaluate(  # noqa: PLR0913  one option each
         stop_ids=pair.target.stop_ids,
         num_plain_prompts=len(asked) if num_plain_prompts is None else num_plain_prompts,
     )
-    result = measure(
-        pair.target, pair.drafter, asked, settings=settings, on_prompt=_progress(len(asked))
-    )
+    with sigterm_is_ctrl_c():
+        result = _measure(pair, asked, settings)
     if result.eager_because is not None:
         talk(f"decoded eagerly: {result.eager_because}")
     if json_out != "-":
-        show(result)
+        show(result, num_asked=len(asked))
     if json_out is not None:
-        _write_json(json_out, _report(pair, prompts or "heldout", settings=settings, result=result))
+        report = _report(pair, prompts or "heldout", settings=settings, result=result)
+        report["complete"] = result.num_prompts == len(asked)
+        _write_json(json_out, report)
+    if result.num_prompts < len(asked):
+        sys.exit(INTERRUPTED_EXIT)
 
 
-def show(result: "Evaluation") -> None:
+def _require_room(pair: "Pair", asked: list[list[int]], max_new_tokens: int) -> None:
+    """Refuse answers that would go beyond the target's positions, where tau means nothing."""
+    from dflash.decode import answer_room
+
+    number = max(range(len(asked)), key=lambda index: len(asked[index]))
+    room = answer_room(pair.target.model.config, len(asked[number]))
+    if room is not None and room < max_new_tokens:
+        raise UsageError(
+            f"prompt {number + 1} has {len(asked[number])} tokens, and --max-new-tokens"
+            f" {max_new_tokens} more go beyond the target's positions",
+            hint=f"--max-new-tokens {room}, or shorter prompts",
+        )
+
+
+def _measure(pair: "Pair", asked: list[list[int]], settings: "EvalSettings") -> "Evaluation":
+    """Decode all prompts; after Ctrl-C, what the prompts until then came to.
+
+    Raises:
+        KeyboardInterrupt: before there was a verify step.
+    """
+    from dflash.train.evaluation import evaluate as measure
+    from dflash.train.evaluation import summarise
+
+    drafted: list[Decoded] = []
+    plain: list[Decoded] = []
+
+    def keep(number: int, one: "Decoded", without: "Decoded | None") -> None:
+        drafted.append(one)
+        plain.extend([without] if without else [])
+        tau = "no verify step" if one.tau is None else f"tau {one.tau:.2f}"
+        talk(f"prompt {number + 1}/{len(asked)}: {len(one.tokens)} tokens, {tau}")
+
+    try:
+        return measure(pair.target, pair.drafter, asked, settings=settings, on_prompt=keep)
+    except KeyboardInterrupt:
+        if not any(one.accepted for one in drafted):
+            raise
+        talk("interrupted: what was decoded is kept")
+        return summarise(drafted, plain, block_size=pair.drafter.shape.block_size)
+
+
+def show(result: "Evaluation", *, num_asked: int) -> None:
     """Print the figures, at most 78 columns wide."""
     without = result.tokens_per_s_plain
+    prompts = f"{result.num_prompts} prompts"
+    if result.num_prompts < num_asked:
+        prompts = f"{result.num_prompts} of {num_asked} prompts: incomplete"
     print_table(
         ("what", "value", ""),
         [
-            ("tau", f"{result.tau:.3f}", f"tokens per verify step, {result.num_prompts} prompts"),
+            ("tau", f"{result.tau:.3f}", f"tokens per verify step, {prompts}"),
             ("new tokens", f"{result.num_new_tokens}", f"{result.num_verify_steps} verify steps"),
             ("with drafter", f"{result.tokens_per_s_drafter:.1f}", "tokens/s"),
             ("without", "not run" if without is None else f"{without:.1f}", "tokens/s"),
@@ -109,14 +163,6 @@ def show(result: "Evaluation") -> None:
 def warn_of_another_target(pair: "Pair") -> None:
     if pair.is_its_target is False:
         talk(f"note: {pair.target_source} is not the target that this drafter was trained with")
-
-
-def _progress(count: int) -> "Callable[[int, Decoded], None]":
-    def tell(number: int, one: "Decoded") -> None:
-        tau = "no verify step" if one.tau is None else f"tau {one.tau:.2f}"
-        talk(f"prompt {number + 1}/{count}: {len(one.tokens)} tokens, {tau}")
-
-    return tell
 
 
 def _report(
@@ -151,10 +197,4 @@ def _write_json(where: str, report: dict[str, Any]) -> None:
     if where == "-":
         print_json(report)
         return
-    path = Path(where)
-    beside = path.with_name(f"{path.name}.partial")
-    try:
-        beside.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    write_report(Path(where), json.dumps(report, indent=2) + "\n")

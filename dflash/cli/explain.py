@@ -16,9 +16,10 @@ def explain(
     """Show symptom, mechanism, remedy, the number that decides, versions and sources."""
     from dflash.diagnose.examine import remedy_name
     from dflash.diagnose.machine import installed_torch
-    from dflash.diagnose.select import mode_called
+    from dflash.diagnose.select import mode_called, require_slugs
     from dflash.failures import page_of
 
+    require_slugs([slug])
     installed_torch()
     mode = mode_called(slug)
     page = page_of(mode)

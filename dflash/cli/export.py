@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
+from dflash.cli.interrupts import sigterm_is_ctrl_c
 from dflash.cli.options import AsJson, RemoteCode, StoredPath, TargetPath
-from dflash.cli.output import print_json, talk
+from dflash.cli.output import check_folder, print_json, talk
+from dflash.errors import UsageError
 
 
 class Layout(StrEnum):
@@ -27,20 +29,30 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write a drafter as other software loads it, in bf16, with a model card."""
-    from dflash.train.export import export_speculators, export_zlab
+    check_folder(out, replaced=True)
+    if to is Layout.ZLAB and (target is not None or trust_remote_code):
+        option = "--trust-remote-code" if target is None else "--target"
+        raise UsageError(
+            f"{option} belongs to --to speculators: the z-lab layout holds nothing of a target",
+            hint="leave it out",
+        )
+    from dflash.train.export import export_speculators, export_zlab, require_new
     from dflash.train.stored import open_checkpoint
 
-    if to is Layout.ZLAB:
-        stored = open_checkpoint(drafter)
-        export_zlab(stored, out)
-    else:
-        from dflash.cli.eval import warn_of_another_target
-        from dflash.train.pair import load_pair
+    require_new(out)
+    with sigterm_is_ctrl_c():
+        if to is Layout.ZLAB:
+            stored = open_checkpoint(drafter)
+            export_zlab(stored, out)
+        else:
+            from dflash.cli.eval import warn_of_another_target
+            from dflash.train.pair import load_pair
 
-        pair = load_pair(drafter, target=target, device="cpu", trust_remote_code=trust_remote_code)
-        warn_of_another_target(pair)
-        stored = pair.stored
-        export_speculators(stored, out, target=pair.target, name=pair.target_source)
+            trust = trust_remote_code
+            pair = load_pair(drafter, target=target, device="cpu", trust_remote_code=trust)
+            warn_of_another_target(pair)
+            stored = pair.stored
+            export_speculators(stored, out, target=pair.target, name=pair.target_source)
     step = "" if stored.step is None else f", step {stored.step}"
     talk(f"wrote {out} ({to.value}{step}): read back and equal")
     if as_json:

@@ -53,12 +53,17 @@ def generate(  # noqa: PLR0913  one option each
         raise UsageError("give either --prompt or --chat")
     import torch
 
-    from dflash.decode import DecodeLimits, speculative_decode
+    from dflash.decode import DecodeLimits, answer_room, speculative_decode
     from dflash.train.pair import load_pair
 
     pair = load_pair(drafter, target=target, device=device, trust_remote_code=trust_remote_code)
     warn_of_another_target(pair)
     tokenizer = pair.target.tokenizer
+    prompt_ids = _prompt_ids(tokenizer, prompt, chat)
+    room = answer_room(pair.target.model.config, len(prompt_ids))
+    if room is not None and room < max_new_tokens:
+        talk(f"note: stops after {room} tokens at the latest, where the target's positions end")
+        max_new_tokens = room
     limits = DecodeLimits(
         max_new_tokens=max_new_tokens, temperature=temperature, stop_ids=pair.target.stop_ids
     )
@@ -66,7 +71,7 @@ def generate(  # noqa: PLR0913  one option each
     decoded = speculative_decode(
         pair.target,
         pair.drafter,
-        _prompt_ids(tokenizer, prompt, chat),
+        prompt_ids,
         limits=limits,
         generator=torch.Generator(pair.target.device).manual_seed(seed),
         on_block=stream.block,

@@ -8,7 +8,12 @@ import typer
 DEFAULT_NEW_TOKENS = 256
 
 StoredPath = Annotated[
-    Path, typer.Argument(metavar="CHECKPOINT", help="run, checkpoint or export folder")
+    Path,
+    typer.Argument(
+        metavar="RUN|CHECKPOINT",
+        help="checkpoint or z-lab folder; of a run the checkpoint with the longest measured tau,"
+        " the earliest if equal, else the newest",
+    ),
 ]
 TargetPath = Annotated[
     str | None,

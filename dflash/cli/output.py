@@ -55,6 +55,39 @@ def check_writable(path: Path) -> None:
         raise _unwritable(path, error) from error
 
 
+def check_folder(path: Path, *, replaced: bool) -> None:
+    """Find out before the work is done whether a folder can be made or filled at *path*.
+
+    Args:
+        replaced: it is made beside and takes the place of what is there.
+
+    Raises:
+        UsageError: it cannot, or what would be replaced holds the current folder.
+    """
+    whole = path.resolve()
+    if replaced and whole in (Path.cwd(), *Path.cwd().parents):
+        raise UsageError(
+            f"the folder {path} holds the current one, so another cannot take its place",
+            hint="name a new folder",
+        )
+    start = whole.parent if replaced else whole
+    nearest = next(place for place in (start, *start.parents) if os.path.lexists(place))
+    reason = ""
+    if not nearest.is_dir():
+        reason = os.strerror(errno.ENOTDIR)
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        reason = os.strerror(errno.EROFS if _is_read_only(nearest) else errno.EACCES)
+    if reason:
+        raise UsageError(
+            f"the folder {path} cannot be written: {nearest}: {reason}",
+            hint="name one in a folder that you may write to",
+        )
+
+
+def _is_read_only(folder: Path) -> bool:
+    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+
+
 def write_report(path: Path, text: str) -> None:
     """Write *text* to *path* whole or not at all.
 

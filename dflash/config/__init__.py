@@ -4,7 +4,15 @@ Needs no torch. ``load`` is the way in, ``to_toml`` the way out.
 """
 
 from dflash.config.fields import expectation, fact, fields_of, values_of
-from dflash.config.load import Loaded, Origin, Problem, examine, load, problem_report
+from dflash.config.load import (
+    Loaded,
+    Origin,
+    Problem,
+    examine,
+    load,
+    problem_report,
+    sound_part,
+)
 from dflash.config.resolve import resolved_devices, resolved_dtype, resolved_gamma
 from dflash.config.sections import (
     CheckpointConfig,
@@ -45,6 +53,7 @@ __all__ = [
     "resolved_devices",
     "resolved_dtype",
     "resolved_gamma",
+    "sound_part",
     "starter_config",
     "to_toml",
     "toml_value",

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from dflash.config.fields import expectation, fields_of
+from dflash.config.fields import expectation, fields_of, values_of
 from dflash.config.rules import broken_rules
 from dflash.config.sections import RunConfig
-from dflash.config.text import toml_value
+from dflash.config.text import starter_config, toml_value
 from dflash.errors import ConfigError
 
 Origin = Literal["default", "file", "override"]
@@ -39,7 +39,7 @@ class Problem:
     text: str
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.text}"
+        return self.text if self.text.startswith(self.key) else f"{self.key}: {self.text}"
 
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Loaded:
@@ -64,11 +64,7 @@ def examine(
     path: Path | None, overrides: Sequence[str] = ()
 ) -> tuple[Loaded | None, list[Problem]]:
     """Like :func:`load`, but hands problems back; only an unreadable file raises."""
-    tree = {} if path is None else read_toml(path)
-    problems: list[Problem] = []
-    overridden: set[str] = set()
-    for item in overrides:
-        problems += _apply(tree, item, overridden)
+    tree, overridden, problems = _read(path, overrides)
     values = dict(_leaves(tree))
     config, found = _validate(tree, values)
     problems += found
@@ -79,6 +75,47 @@ def examine(
         for key in FIELDS
     }
     return Loaded(config, origin), []
+
+
+def sound_part(
+    path: Path | None, overrides: Sequence[str], problems: Sequence[Problem]
+) -> RunConfig | None:
+    """What :func:`examine` read without the keys of *problems*, so that the rest can be judged.
+
+    A required key that is missing has the value of ``starter_config``; None where no whole
+    configuration can be made of it.
+    """
+    tree, _, _ = _read(path, overrides)
+    bad = {problem.key for problem in problems}
+    kept = {
+        key: value
+        for key, value in _leaves(tree)
+        if key in FIELDS and key not in bad and key.partition(".")[0] not in bad
+    }
+    starter = values_of(starter_config())
+    needed = {key for key, field in FIELDS.items() if field.is_required()}
+    if not {"optim.max_steps", "optim.epochs"} & kept.keys():
+        needed.add("optim.max_steps")
+    sound: dict[str, Any] = {}
+    for key, value in ({key: starter[key] for key in needed} | kept).items():
+        table, _, name = key.rpartition(".")
+        (sound.setdefault(table, {}) if table else sound)[name] = value
+    try:
+        return RunConfig.model_validate(sound)
+    except ValidationError:
+        return None
+
+
+def _read(
+    path: Path | None, overrides: Sequence[str]
+) -> tuple[dict[str, Any], set[str], list[Problem]]:
+    """The file's tree with *overrides* put into it, their keys, and what is wrong with them."""
+    tree = {} if path is None else read_toml(path)
+    problems: list[Problem] = []
+    overridden: set[str] = set()
+    for item in overrides:
+        problems += _apply(tree, item, overridden)
+    return tree, overridden, problems
 
 
 def read_toml(path: Path) -> dict[str, Any]:

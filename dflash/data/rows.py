@@ -39,6 +39,7 @@ SHAREGPT_ROLES = {
     "tool": "tool",
     "observation": "tool",
 }
+JSON_NAMES = {list: "array", str: "string", int: "number", float: "number", bool: "boolean"}
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _PARQUET_BATCH_ROWS = 256
 
@@ -171,7 +172,8 @@ def parse_row(row: Any, *, tokenizer_hash: str) -> Conversation | Tokens | Text:
         RowError: it has no form that is known.
     """
     if not isinstance(row, dict):
-        raise RowError("unknown_format", f"a JSON {type(row).__name__} instead of an object")
+        kind = "null" if row is None else f"a JSON {JSON_NAMES[type(row)]}"
+        raise RowError("unknown_format", f"{kind} instead of an object")
     if "input_ids" in row and row.get("tokenizer", tokenizer_hash) == tokenizer_hash:
         return _tokens(row)
     if "messages" in row:
@@ -205,7 +207,8 @@ def _messages(value: Any) -> list[Message]:  # noqa: ANN401  # JSON is any value
 def _message(message: Any, number: int) -> Message:  # noqa: ANN401  # JSON is any value
     if not isinstance(message, dict) or message.get("role") not in ROLES:
         role = message.get("role") if isinstance(message, dict) else None
-        raise RowError("bad_message", f"message {number} has the role {role!r}")
+        has = "no role" if role is None else f"the role {json.dumps(role, ensure_ascii=False)}"
+        raise RowError("bad_message", f"message {number} has {has}")
     kept = {key: value for key, value in message.items() if value is not None}
     if not isinstance(kept.get("content", "" if "tool_calls" in kept else None), str):
         raise RowError("bad_message", f"message {number} has no text content")

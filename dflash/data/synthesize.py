@@ -4,25 +4,35 @@ A drafter learns to predict the target, so what the target says is the right tex
 The user turn is what the target itself writes after the user header of its chat template; a share
 of them can begin with a few words of given text files.
 
-Rows go to JSONL shards, each from its own seed, each renamed in when complete: running again goes
-on after the last one. A row holds the messages and the very token ids that were generated.
+Rows go to JSONL shards (``dflash.data.synthesis``), each from its own seed: running again goes on
+after the last one. A row holds the messages and the very token ids that were generated.
 """
 
 import hashlib
-import json
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from dflash.data.chat import ChatTemplate, tokenizer_hash
+from dflash.data.synthesis import (
+    NOT_ASKED_FOR,
+    Synthesis,
+    SynthesisSettings,
+    SynthesisShard,
+    drawn_rows,
+    other_rows,
+    read_state,
+    require_own,
+    uncut,
+    write_shard,
+    write_state,
+)
 from dflash.errors import DataError
 
 BATCHES_PER_SHARD = 8
-STATE_NAME = "synthesis.json"
 MAX_FRUITLESS_SHARDS = 3
 FRAGMENT_TOKENS = (4, 16)
 """A seeded user turn begins with this many tokens of a line of text."""
@@ -49,55 +59,6 @@ class Generate(Protocol):
         """Return the new tokens of each prompt, through the stop token where one was reached."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SynthesisSettings:
-    """What decides the text; a folder belongs to one set of these."""
-
-    source: str
-    stop_ids: tuple[int, ...]
-    batch_size: int = 64
-    max_user_tokens: int = 128
-    max_answer_tokens: int = 512
-    temperature: float = 1.0
-    answer_temperature: float = 1.0
-    top_p: float = 1.0
-    seed: int = 0
-    text_share: float = 0.0
-    text_sha256: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SynthesisShard:
-    """One finished shard: rows kept, rows drawn, dropped rows by reason, and its seed."""
-
-    file: str
-    seed: int
-    num_rows: int
-    num_drawn: int
-    dropped: dict[str, int]
-
-
-@dataclass(slots=True)
-class Synthesis:
-    """What a folder holds so far."""
-
-    settings: SynthesisSettings
-    shards: list[SynthesisShard] = field(default_factory=list)
-
-    @property
-    def num_rows(self) -> int:
-        """Conversations kept."""
-        return sum(shard.num_rows for shard in self.shards)
-
-    @property
-    def dropped(self) -> Counter[str]:
-        """Dropped conversations by reason."""
-        total: Counter[str] = Counter()
-        for shard in self.shards:
-            total.update(shard.dropped)
-        return total
-
-
 class Answered(NamedTuple):
     """A user text with the prompt that asks it and the tokens that answered."""
 
@@ -117,7 +78,9 @@ def synthesize(
     not_in: Sequence[Path] = (),
     on_shard: Callable[[Synthesis], None] = lambda _: None,
 ) -> Synthesis:
-    """Write shards into *out* until at least *num_rows* conversations are there.
+    """Write shards into *out* until *num_rows* conversations are there; more are left as they are.
+
+    What the last shard has beyond them stays beside it, for a later call with more rows.
 
     Args:
         generate: samples from the target.
@@ -126,19 +89,22 @@ def synthesize(
         on_shard: called after every shard.
 
     Raises:
-        DataError: the folder holds conversations of other settings, or nothing usable comes.
+        DataError: the folder holds conversations of other settings or other files, or nothing
+            usable comes.
     """
     writer = _Writer(generate, tokenizer, settings, [line for line in text_lines if line.strip()])
+    require_own(out)
     out.mkdir(parents=True, exist_ok=True)
-    state = _read_state(out, settings)
-    seen = {
-        row["messages"][0]["content"] for row in _rows(out, [shard.file for shard in state.shards])
-    }
-    seen |= {row["messages"][0]["content"] for other in not_in for row in _other_rows(other)}
+    state = read_state(out, settings)
+    write_state(out, state)
+    seen = {row["messages"][0]["content"] for row in drawn_rows(out, state.shards)}
+    seen |= {row["messages"][0]["content"] for other in not_in for row in other_rows(other)}
+    uncut(out, state, num_rows=num_rows)
     while state.num_rows < num_rows:
-        shard = writer.shard(out, number=len(state.shards), seen=seen)
+        wanted = num_rows - state.num_rows
+        shard = writer.shard(out, number=len(state.shards), seen=seen, num_rows=wanted)
         state.shards.append(shard)
-        _write_beside(out / STATE_NAME, json.dumps(asdict(state), indent=1))
+        write_state(out, state)
         on_shard(state)
         last = state.shards[-MAX_FRUITLESS_SHARDS:]
         if len(last) == MAX_FRUITLESS_SHARDS and not any(entry.num_rows for entry in last):
@@ -165,8 +131,8 @@ class _Writer:
         self.user_prefix = self._ids(self.template.user_prefix())
         self.tokenizer_sha256 = tokenizer_hash(self.tokenizer)
 
-    def shard(self, out: Path, *, number: int, seen: set[str]) -> SynthesisShard:
-        """Draw one shard and rename it in."""
+    def shard(self, out: Path, *, number: int, seen: set[str], num_rows: int) -> SynthesisShard:
+        """Draw one shard and rename it in, cut to *num_rows*; then all of it lies beside it."""
         seed = _seed(self.settings.seed, number)
         rows: list[dict[str, Any]] = []
         dropped: Counter[str] = Counter()
@@ -179,9 +145,10 @@ class _Writer:
                     seen.add(drawn.user)
                     rows.append(self._row(drawn))
         path = out / f"part-{number:05d}.jsonl"
-        _write_beside(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        if surplus := write_shard(path, rows, num_rows=num_rows):
+            dropped[NOT_ASKED_FOR] = surplus
         num_drawn = self.settings.batch_size * BATCHES_PER_SHARD
-        return SynthesisShard(path.name, seed, len(rows), num_drawn, dict(dropped))
+        return SynthesisShard(path.name, seed, len(rows) - surplus, num_drawn, dict(dropped))
 
     def _batch(self, seed: int, dropped: Counter[str]) -> Iterator[Answered]:
         fragments = self._fragments(seed)
@@ -285,48 +252,3 @@ def text_digest(lines: Sequence[str]) -> str:
 def _seed(seed: int, number: int) -> int:
     digest = hashlib.sha256(f"{seed}/{number}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
-
-
-def _read_state(out: Path, settings: SynthesisSettings) -> Synthesis:
-    path = out / STATE_NAME
-    if not path.exists():
-        return Synthesis(settings)
-    try:
-        value = json.loads(path.read_bytes())
-        stored = {**value["settings"], "stop_ids": tuple(value["settings"]["stop_ids"])}
-        shards = [SynthesisShard(**shard) for shard in value["shards"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: damaged ({error})", hint="remove the folder") from error
-    wanted = asdict(settings)
-    different = [key for key, setting in wanted.items() if stored.get(key) != setting]
-    if different:
-        raise DataError(
-            f"{out}: holds conversations of other settings ({', '.join(different)} differ)",
-            hint="use another --out, or the settings of that run",
-        )
-    return Synthesis(settings, shards)
-
-
-def _other_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    if not (folder / STATE_NAME).is_file():
-        raise DataError(f"{folder}: holds no synthesized conversations ({STATE_NAME} is missing)")
-    stored = json.loads((folder / STATE_NAME).read_bytes())
-    return _rows(folder, [shard["file"] for shard in stored["shards"]])
-
-
-def _rows(folder: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for name in names:
-        try:
-            with (folder / name).open(encoding="utf-8") as file:
-                yield from map(json.loads, file)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{folder / name}: damaged ({error})") from error
-
-
-def _write_beside(path: Path, text: str) -> None:
-    beside = path.with_name(f"{path.name}.partial")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)

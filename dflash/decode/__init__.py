@@ -12,7 +12,7 @@ Letters as in dflash.drafter: B slots of a block, P prompt tokens, D hidden, C f
 and S rows of a static cache.
 """
 
-from dflash.decode.answer import Decoded, DecodeLimits, DecodeLoop, OnBlock
+from dflash.decode.answer import Decoded, DecodeLimits, DecodeLoop, OnBlock, answer_room
 from dflash.decode.loop import plain_decode, speculative_decode
 from dflash.decode.replays import Replays, static_bytes
 
@@ -22,6 +22,7 @@ __all__ = [
     "Decoded",
     "OnBlock",
     "Replays",
+    "answer_room",
     "plain_decode",
     "speculative_decode",
     "static_bytes",

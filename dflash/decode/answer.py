@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from dflash.errors import UsageError
 
@@ -25,6 +25,37 @@ class DecodeLimits:
             raise UsageError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if not 0.0 <= self.temperature < float("inf"):
             raise UsageError(f"temperature must be 0 or a positive number, got {self.temperature}")
+
+
+def num_positions(config: Any) -> int | None:  # noqa: ANN401 (a transformers config)
+    """Tokens that a target of this configuration was made for, prompt and answer together.
+
+    None where it does not say. Scaled rotary positions reach as far as their factor says.
+    """
+    text = config.get_text_config(decoder=True)
+    stated = getattr(text, "max_position_embeddings", None)
+    scaling = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    before = scaling.get("original_max_position_embeddings")
+    scaled = round((scaling.get("factor") or 1) * before) if before else 0
+    return None if stated is None else max(stated, scaled)
+
+
+def answer_room(config: Any, num_prompt_tokens: int) -> int | None:  # noqa: ANN401 (as above)
+    """How long the answer to a prompt can become; None where the target does not say.
+
+    Raises:
+        UsageError: there is room for none.
+    """
+    positions = num_positions(config)
+    if positions is None:
+        return None
+    if num_prompt_tokens >= positions:
+        raise UsageError(
+            f"a prompt of {num_prompt_tokens} tokens leaves no room for an answer: the target was"
+            f" made for {positions} tokens (max_position_embeddings)",
+            hint="shorten the prompt",
+        )
+    return positions - num_prompt_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

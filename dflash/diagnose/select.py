@@ -4,9 +4,27 @@ import difflib
 from collections.abc import Sequence
 
 from dflash.errors import UsageError
-from dflash.failures import FailureMode, all_modes
+from dflash.failures import FailureMode, all_modes, all_slugs
 
 ALL = "all"
+
+
+def require_slugs(words: Sequence[str]) -> None:
+    """Check that each of *words* is a failure mode or ``all``; imports no torch.
+
+    Raises:
+        UsageError: words that are not, all of them; for each the nearest is suggested.
+    """
+    known = [*all_slugs(), ALL]
+    unknown = [word for word in dict.fromkeys(words) if word not in known]
+    if not unknown:
+        return
+    near = [difflib.get_close_matches(word, [*known, "run"], n=1) for word in unknown]
+    meant = list(dict.fromkeys(found[0] for found in near if found))
+    raise UsageError(
+        f"there is no failure mode {' or '.join(map(repr, unknown))}",
+        hint=f"did you mean {' and '.join(meant)}?" if meant else "dflash diagnose lists them",
+    )
 
 
 def mode_called(slug: str) -> FailureMode:
@@ -15,8 +33,10 @@ def mode_called(slug: str) -> FailureMode:
     Raises:
         UsageError: there is none; the nearest is suggested.
     """
-    (mode,) = _modes_of([slug])
-    return mode
+    require_slugs([slug])
+    if slug == ALL:
+        raise UsageError(f"{slug!r} is not one failure mode", hint="dflash diagnose lists them")
+    return next(mode for mode in all_modes() if mode.slug == slug)
 
 
 def modes_called(words: Sequence[str]) -> list[FailureMode]:
@@ -25,22 +45,7 @@ def modes_called(words: Sequence[str]) -> list[FailureMode]:
     Raises:
         UsageError: words that name none, all of them; for each the nearest is suggested.
     """
-    named = _modes_of([word for word in dict.fromkeys(words) if word != ALL])
-    return named if named and ALL not in words else list(all_modes())
-
-
-def _modes_of(slugs: Sequence[str]) -> list[FailureMode]:
-    modes = {mode.slug: mode for mode in all_modes()}
-    unknown = [slug for slug in slugs if slug not in modes]
-    if unknown:
-        near = {
-            slug: found[0]
-            for slug in unknown
-            if (found := difflib.get_close_matches(slug, [*modes, ALL, "run"], n=1))
-        }
-        meant = list(dict.fromkeys(near.values()))
-        raise UsageError(
-            f"there is no failure mode {' or '.join(map(repr, unknown))}",
-            hint=f"did you mean {' and '.join(meant)}?" if meant else "dflash diagnose lists them",
-        )
-    return [modes[slug] for slug in slugs]
+    require_slugs(words)
+    if not words or ALL in words:
+        return list(all_modes())
+    return [mode_called(word) for word in dict.fromkeys(words)]

@@ -7,6 +7,7 @@ is fp32. Needs a GPU of compute capability 8.9 or more. A CPU makes the same pro
 torch 2.13; torch 2.11 takes one scale a matrix there.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -36,13 +37,23 @@ def require_widths(shape: DrafterShape) -> None:
     Raises:
         ConfigError: names each width that is not a multiple of ``MULTIPLE``.
     """
-    widths = {
-        "the hidden size": shape.hidden_size,
-        "the vocabulary": shape.vocab_size,
-        "drafter.intermediate_size": shape.intermediate_size,
-        "the query width": shape.num_heads * shape.head_dim,
-        "the key width": shape.num_kv_heads * shape.head_dim,
-    }
+    require_multiples(
+        {
+            "the hidden size": shape.hidden_size,
+            "the vocabulary": shape.vocab_size,
+            "drafter.intermediate_size": shape.intermediate_size,
+            "the query width": shape.num_heads * shape.head_dim,
+            "the key width": shape.num_kv_heads * shape.head_dim,
+        }
+    )
+
+
+def require_multiples(widths: Mapping[str, int]) -> None:
+    """The same of the widths that are known, by what they are called.
+
+    Raises:
+        ConfigError: as ``require_widths``.
+    """
     odd = [f"{what} is {width}" for what, width in widths.items() if width % MULTIPLE]
     if odd:
         raise ConfigError(

@@ -32,7 +32,6 @@ _FOREIGN_KEYS = (
     "projector_type",
     "selector_rank",
     "selector_top_k",
-    "speculators_model_type",
 )
 
 
@@ -76,6 +75,12 @@ def from_zlab(config: dict[str, Any]) -> DrafterShape:
         CheckpointError: a needed key is missing, two places contradict each other, or the drafter
             is of a kind that this trainer does not compute; everything found is listed.
     """
+    if config.get("speculators_model_type") is not None:
+        raise CheckpointError(
+            "the drafter is in the layout of the speculators library (speculators_model_type ="
+            f" {config['speculators_model_type']!r}), which is written and never read here",
+            hint="name the run, the checkpoint or the z-lab folder that it was made from",
+        )
     nested = config.get("dflash_config") or {}
     problems = _missing(config, nested) + _unsupported(config, nested)
     block_size = _agreed("block_size", (config, nested), problems)

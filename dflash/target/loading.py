@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dflash.errors import ConfigError, MissingError
+from dflash.errors import ConfigError, DflashError, MissingError
 from dflash.target.gguf_file import gguf_model, gguf_numbers, gguf_tokenizer, require_gguf
 
 STDLIB_LM = "stdlib-lm"
-REMOTE_CODE_HINT = "if you trust it, set target.trust_remote_code = true"
+KEY = "target.model"
+SET_TRUST = "set target.trust_remote_code = true"
+REMOTE_CODE_HINT = f"if you trust it, {SET_TRUST}"
 
 
 class Loaded(NamedTuple):
@@ -19,6 +21,28 @@ class Loaded(NamedTuple):
 
     model: Any
     tokenizer: Any
+
+
+@contextmanager
+def called(name: str, *, trust: str = "--trust-remote-code", elsewhere: str = "") -> Iterator[None]:
+    """Let errors inside that speak of the key ``target.model`` speak of *name*, where a model comes
+    from an option or from a checkpoint.
+
+    Args:
+        trust: the option with which its own code is run; "" where there is none.
+        elsewhere: what else to do about a model that is not there.
+
+    Raises:
+        DflashError: of the same kind.
+    """
+    try:
+        yield
+    except DflashError as error:
+        give = f"give {trust}" if trust else "load it with a command that has --trust-remote-code"
+        hint = error.hint.replace(SET_TRUST, give).replace(KEY, name)
+        if elsewhere and isinstance(error, MissingError):
+            hint = f"{hint}, or {elsewhere}" if hint else elsewhere
+        raise type(error)(error.what.replace(KEY, name), hint=hint) from error
 
 
 def resolve_source(source: str | Path) -> Path:

@@ -14,20 +14,19 @@ from dflash.data.prepare import prepare
 from dflash.data.prompts import heldout_prompts
 from dflash.data.shards import TokenDataset
 from dflash.drafter import fp8
-from dflash.drafter.attention import FLEX_HEAD_DIM
 from dflash.drafter.head import Head, head_for
 from dflash.drafter.masks import num_anchors_for
 from dflash.drafter.objective import ObjectiveSettings
 from dflash.drafter.shape import DrafterShape
 from dflash.drafter.training import BlockLoss
 from dflash.drafter.zlab import to_zlab
-from dflash.errors import ConfigError, DataError
+from dflash.errors import DataError
 from dflash.pipeline.assembly import Pipeline
 from dflash.pipeline.workers import Assemble
 from dflash.target.model import Target
 from dflash.target.shape import default_shape
 from dflash.train.adamw import AdamSettings
-from dflash.train.devices import Devices, settle_devices
+from dflash.train.devices import Devices, require_wide_heads, settle_devices
 from dflash.train.fit import require_room
 from dflash.train.initial import initial_drafter
 from dflash.train.schedule import Cosine
@@ -192,12 +191,7 @@ def make_steps(
     Raises:
         ConfigError: a width that attention on a GPU or 8-bit products cannot have.
     """
-    if shape.head_dim < FLEX_HEAD_DIM and any(name != "cpu" for name in devices.drafters):
-        raise ConfigError(
-            f"drafter.head_dim = {shape.head_dim}: attention on a CUDA device needs heads of at"
-            f" least {FLEX_HEAD_DIM}",
-            hint=f"set drafter.head_dim = {FLEX_HEAD_DIM}; its default is the target's",
-        )
+    require_wide_heads(shape.head_dim, devices.drafters)
     if config.precision.matmul != "bf16":
         fp8.require_widths(shape)
     steps = []

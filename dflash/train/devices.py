@@ -1,14 +1,17 @@
 """The devices of a run: that they are there, can hold equal replicas, and reach each other."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Literal, NamedTuple
 
 import torch
 
 from dflash.config import RunConfig, resolved_devices, resolved_dtype
+from dflash.drafter import fp8
+from dflash.drafter.attention import FLEX_HEAD_DIM
 from dflash.errors import ConfigError
 from dflash.execution import ModeChoice, choose_mode
 from dflash.train.memory import DTYPES, GIB
@@ -44,28 +47,68 @@ class Devices:
         return (*self.targets, *self.drafters).count("cpu")
 
 
-def settle_devices(config: RunConfig) -> Devices:
-    """Resolve devices, dtypes and the execution mode, and check that the devices exist.
+class Refusal(NamedTuple):
+    """One thing that *key* asks for and that devices cannot do; *is_absent* where the only reason
+    is that a device which it names is not on this machine."""
 
-    Raises:
-        ConfigError: devices this machine does not have, or drafters that cannot stay equal.
+    key: str
+    error: ConfigError
+    is_absent: bool = False
+
+
+def refusals(config: RunConfig) -> list[Refusal]:
+    """Everything for which a run is refused by its configuration and this machine's devices alone.
+
+    Of a device that is not here only what holds on any machine is judged.
     """
     num_cuda = torch.cuda.device_count()
     targets = resolved_devices(config.target.devices, num_cuda=num_cuda)
     drafters = resolved_devices(config.drafter.devices, num_cuda=num_cuda)
-    _require_existing(targets, drafters, num_cuda=num_cuda)
-    _require_alike(drafters)
+    here = [name for name in drafters if not _is_absent(name, num_cuda)]
+    checks: list[tuple[str, Callable[[], object]]] = [
+        ("drafter.devices", partial(_require_one_kind, drafters)),
+        ("drafter.devices", partial(_require_one_architecture, here)),
+        ("execution.mode", partial(_mode_of, config, drafters)),
+    ]
     if config.precision.matmul != "bf16":
-        _require_8bit_products(drafters)
+        checks.append(("precision.matmul", partial(_require_8bit_products, here)))
+        width = config.drafter.intermediate_size
+        widths = {} if width is None else {"drafter.intermediate_size": width}
+        checks.append(("precision.matmul", partial(fp8.require_multiples, widths)))
+    if here == list(drafters):
+        nccl = partial(choose_sum, config.execution.gradient_sum, drafters)
+        checks.append(("execution.gradient_sum", nccl))
+    if config.drafter.head_dim is not None:
+        heads = partial(require_wide_heads, config.drafter.head_dim, drafters)
+        checks.append(("drafter.head_dim", heads))
+    found = list(_absent(targets, drafters, num_cuda=num_cuda))
+    for key, check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            found.append(Refusal(key, error))
+    return found
+
+
+def settle_devices(config: RunConfig) -> Devices:
+    """Resolve devices, dtypes and the execution mode, and check that the devices exist.
+
+    Raises:
+        ConfigError: what ``refusals`` finds, all of it.
+    """
+    errors = [refusal.error for refusal in refusals(config)]
+    if len(errors) > 1:
+        lines = "".join(f"\n  - {error.what} ({error.hint})" for error in errors)
+        raise ConfigError(f"the configuration has {len(errors)} problems here:{lines}")
+    if errors:
+        raise errors[0]
+    num_cuda = torch.cuda.device_count()
+    targets = resolved_devices(config.target.devices, num_cuda=num_cuda)
+    drafters = resolved_devices(config.drafter.devices, num_cuda=num_cuda)
     return Devices(
         targets=targets,
         drafters=drafters,
-        mode=choose_mode(
-            config.execution.mode,
-            drafters,
-            accumulates=config.optim.accumulate_steps > 1,
-            allow_unsafe=config.execution.allow_unsafe,
-        ),
+        mode=_mode_of(config, drafters),
         target_dtype=DTYPES[resolved_dtype(config.target.dtype, devices=targets)],
         compute_dtype=DTYPES[resolved_dtype(config.precision.compute, devices=drafters)],
         gradient_sum=choose_sum(config.execution.gradient_sum, drafters),
@@ -73,11 +116,34 @@ def settle_devices(config: RunConfig) -> Devices:
     )
 
 
+def require_wide_heads(head_dim: int, drafters: Sequence[str]) -> None:
+    """Check that attention can have heads of this width on these devices.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if head_dim < FLEX_HEAD_DIM and any(name != "cpu" for name in drafters):
+        raise ConfigError(
+            f"drafter.head_dim = {head_dim}: attention on a CUDA device needs heads of at"
+            f" least {FLEX_HEAD_DIM}",
+            hint=f"set drafter.head_dim = {FLEX_HEAD_DIM}; its default is the target's",
+        )
+
+
+def _mode_of(config: RunConfig, drafters: Sequence[str]) -> ModeChoice:
+    return choose_mode(
+        config.execution.mode,
+        drafters,
+        accumulates=config.optim.accumulate_steps > 1,
+        allow_unsafe=config.execution.allow_unsafe,
+    )
+
+
 def _require_8bit_products(drafters: Sequence[str]) -> None:
     for name in drafters:
         capability = torch.cuda.get_device_capability(name) if name != "cpu" else None
         if capability is None or capability < FP8_CAPABILITY:
-            kind = "is a CPU" if capability is None else "has {}.{}".format(*capability)
+            kind = "has none" if capability is None else "has {}.{}".format(*capability)
             raise ConfigError(
                 "precision.matmul in 8 bits needs a GPU of compute capability"
                 f" {'.'.join(map(str, FP8_CAPABILITY))} or more for every drafter; {name} {kind}",
@@ -134,31 +200,40 @@ def _obstacle_to_nccl(drafters: Sequence[str]) -> str:
     return ""
 
 
-def _require_existing(targets: Sequence[str], drafters: Sequence[str], *, num_cuda: int) -> None:
+def _is_absent(name: str, num_cuda: int) -> bool:
+    return name.startswith("cuda:") and int(name.removeprefix("cuda:")) >= num_cuda
+
+
+def _absent(targets: Sequence[str], drafters: Sequence[str], *, num_cuda: int) -> Iterator[Refusal]:
     missing = [
-        f"{key}: there is no device {name}"
+        (key, f"{key}: there is no device {name}")
         for key, names in (("target.devices", targets), ("drafter.devices", drafters))
         for name in names
-        if name.startswith("cuda:") and int(name.removeprefix("cuda:")) >= num_cuda
+        if _is_absent(name, num_cuda)
     ]
     if not missing:
         return
     visible = os.environ.get(VISIBLE)
     limited = "" if visible is None else f", since {VISIBLE} is {visible!r}"
-    raise ConfigError(
-        f"{'; '.join(missing)}; this process sees {_count(num_cuda)}{limited}",
+    error = ConfigError(
+        f"{'; '.join(text for _, text in missing)}; this process sees {_count(num_cuda)}{limited}",
         hint=f"unset {VISIBLE} or name more GPUs in it; what it lists is numbered from cuda:0 on"
         if visible is not None
         else '`dflash env` lists them; "cpu" is a device too',
     )
+    yield Refusal(missing[0][0], error, is_absent=True)
 
 
-def _require_alike(drafters: Sequence[str]) -> None:
+def _require_one_kind(drafters: Sequence[str]) -> None:
     if len({name.partition(":")[0] for name in drafters}) > 1:
         raise ConfigError(
             f"drafter.devices = {list(drafters)}: replicas must all be on CUDA devices or all on"
-            " the CPU, since the two round differently and the replicas would drift apart"
+            " the CPU, since the two round differently and the replicas would drift apart",
+            hint="name devices of one kind",
         )
+
+
+def _require_one_architecture(drafters: Sequence[str]) -> None:
     gpus = [name for name in dict.fromkeys(drafters) if name != "cpu"]
     kinds = {name: torch.cuda.get_device_capability(name) for name in gpus if len(gpus) > 1}
     if len(set(kinds.values())) > 1:

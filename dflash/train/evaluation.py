@@ -31,8 +31,9 @@ from dflash.train.stored import drafter_of
 if TYPE_CHECKING:
     from dflash.target.model import Target
 
-OnPrompt = Callable[[int, Decoded], None]
-"""Called with the number of a prompt and what was decoded for it with the drafter."""
+OnPrompt = Callable[[int, Decoded, Decoded | None], None]
+"""Called with the number of a prompt and what was decoded for it with the drafter and, if it was,
+without."""
 
 WARM_UP_TOKENS = 8
 """Decoded once, untimed, before a comparison of speeds: kernels load, memory pools fill."""
@@ -179,7 +180,7 @@ def evaluate(
                     plain_decode(target, prompt, generator=sampler(), on_token=beat, **same)
                 )
             if on_prompt is not None:
-                on_prompt(number, drafted[-1])
+                on_prompt(number, drafted[-1], plain[number] if number < len(plain) else None)
     return summarise(drafted, plain, block_size=drafter.shape.block_size)
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,12 +171,22 @@ def _probe(shape: DrafterShape, weights: dict[str, Tensor]) -> Tensor:
     return out
 
 
+def require_new(out: Path) -> None:
+    """Check, before anything is loaded, that nothing is at *out* but perhaps an empty folder.
+
+    Raises:
+        UsageError: there is.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} exists already and is not an empty folder", hint="name a new one")
+
+
 @contextmanager
 def _appearing(out: Path) -> Iterator[Path]:
     """Yield a folder beside *out* that takes its place when the block ends without an error."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} exists already and is not an empty folder", hint="name a new one")
+    require_new(out)
     beside = out.with_name(f"{out.name}.partial-{os.getpid()}")
+    made = [folder for folder in out.parents if not folder.exists()]
     try:
         beside.mkdir(parents=True)
         yield beside
@@ -187,6 +197,10 @@ def _appearing(out: Path) -> Iterator[Path]:
         raise CheckpointError(f"{out} cannot be written: {error}") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+        if not out.exists():
+            for folder in made:
+                with suppress(OSError):
+                    folder.rmdir()
 
 
 def _write_json(path: Path, tree: dict[str, Any]) -> None:

@@ -1,19 +1,32 @@
 """A stored drafter together with the target it was trained for, ready to decode."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 
-from dflash.config import load
+from dflash.config import RunConfig, load
 from dflash.data.prepare import prepare
+from dflash.data.prompt_files import require_prompts
 from dflash.data.prompts import heldout_prompts
+from dflash.data.sources import find_sources
 from dflash.drafter.model import Drafter
 from dflash.drafter.shape import DrafterShape
 from dflash.errors import CheckpointError, UsageError
+from dflash.target.loading import called, resolve_source
 from dflash.target.model import Target
-from dflash.train.stored import StoredDrafter, open_checkpoint
+from dflash.train.stored import (
+    MANIFEST,
+    RUN_CONFIG,
+    StoredDrafter,
+    find_checkpoint,
+    open_checkpoint,
+    read_manifest,
+    read_zlab_shape,
+    run_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +59,17 @@ def load_pair(
     stored = open_checkpoint(path)
     source = target or stored.target_source
     if source is None:
-        raise UsageError(
-            f"{path} does not say which target it belongs to", hint="name it with --target"
-        )
+        raise _no_target(path)
     place = check_device(device)
     dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
-    loaded = Target.load(
-        source,
-        taps=stored.shape.target_layer_ids,
-        device=str(place),
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-    )
+    with _called(path, target):
+        loaded = Target.load(
+            source,
+            taps=stored.shape.target_layer_ids,
+            device=str(place),
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+        )
     check_fit(stored.shape, loaded, source)
     trained_with = stored.target_fingerprint
     same = None if trained_with is None else trained_with == loaded.fingerprint
@@ -76,6 +88,36 @@ def load_pair(
     )
 
 
+def require_pair(path: Path, *, target: str | None = None) -> None:
+    """Find out, before anything large is read, what of ``load_pair`` is not there.
+
+    Raises:
+        CheckpointError, UsageError, MissingError: as ``load_pair``.
+    """
+    folder = find_checkpoint(path)
+    if (folder / MANIFEST).is_file():
+        source = target or read_manifest(folder).target.source
+    else:
+        read_zlab_shape(folder)
+        source = target or ""
+    if not source:
+        raise _no_target(path)
+    with _called(path, target):
+        resolve_source(source)
+
+
+def require_prompts_of(path: Path, prompts: str | None) -> None:
+    """Find out the same about *prompts*, and without any about what ``heldout_of`` reads.
+
+    Raises:
+        UsageError, DataError, MissingError: there are none.
+    """
+    if prompts is not None:
+        require_prompts(prompts)
+    else:
+        find_sources(_run_config(find_checkpoint(path)).data.heldout)
+
+
 def heldout_of(pair: Pair, num_prompts: int | None = None) -> list[list[int]]:
     """Return the prompts of the run's own evaluations; nothing is written into the run folder.
 
@@ -83,15 +125,7 @@ def heldout_of(pair: Pair, num_prompts: int | None = None) -> list[list[int]]:
         UsageError: the drafter lies in no run folder, or its run has no held-out data.
         DataError: that data cannot be read any more.
     """
-    path = None if pair.stored.run_dir is None else pair.stored.run_dir / "config.toml"
-    if path is None or not path.is_file():
-        raise UsageError(
-            f"{pair.stored.path} lies in no run folder, so there are no held-out prompts",
-            hint="give some with --prompts",
-        )
-    config = load(path).config
-    if not config.data.heldout:
-        raise UsageError(f"{path} names no data.heldout", hint="give prompts with --prompts")
+    config = _run_config(pair.stored.path)
     with TemporaryDirectory(prefix="dflash-eval-") as folder:
         dataset = prepare(
             config.data.heldout,
@@ -103,6 +137,33 @@ def heldout_of(pair: Pair, num_prompts: int | None = None) -> list[list[int]]:
         )
         count = num_prompts or config.eval.num_prompts
         return heldout_prompts(dataset, num_prompts=count, seed=config.seed)
+
+
+def _run_config(checkpoint: Path) -> RunConfig:
+    """The configuration of the run that *checkpoint* lies in; it has held-out data."""
+    run_dir = run_of(checkpoint)
+    path = None if run_dir is None else run_dir / RUN_CONFIG
+    if path is None or not path.is_file():
+        raise UsageError(
+            f"{checkpoint} lies in no run folder, so there are no held-out prompts",
+            hint="give some with --prompts",
+        )
+    config = load(path).config
+    if not config.data.heldout:
+        raise UsageError(f"{path} names no data.heldout", hint="give prompts with --prompts")
+    return config
+
+
+def _called(path: Path, target: str | None) -> AbstractContextManager[None]:
+    """What errors call the target: the option, or that it is the one of the drafter at *path*."""
+    if target is not None:
+        return called("--target")
+    return called(f"the target of {path}", elsewhere="say with --target where it is")
+
+
+def _no_target(path: Path) -> UsageError:
+    what = f"{path} does not say which target it belongs to"
+    return UsageError(what, hint="name it with --target")
 
 
 def check_device(name: str) -> torch.device:

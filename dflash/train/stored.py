@@ -29,6 +29,7 @@ MANIFEST = "manifest.json"
 DRAFTER_FILE = "drafter.safetensors"
 CHECKPOINTS = "checkpoints"
 BEST = "best"
+RUN_CONFIG = "config.toml"
 ZLAB_WEIGHTS = "model.safetensors"
 STEP_FOLDER = re.compile(r"step-(\d+)")
 
@@ -74,8 +75,7 @@ class StoredDrafter:
     @property
     def run_dir(self) -> Path | None:
         """The run folder that this checkpoint lies in, if it does."""
-        inside = self.path.parent.name == CHECKPOINTS
-        return self.path.parent.parent if inside else None
+        return run_of(self.path)
 
     def drafter(self, *, device: torch.device | str, dtype: torch.dtype) -> Drafter:
         """Build the module with these weights, in eval mode."""
@@ -122,6 +122,8 @@ def find_checkpoint(path: Path) -> Path:
         return path
     if (path / CHECKPOINTS).is_dir():
         return _best(path) or _newest(path)
+    if (path / RUN_CONFIG).is_file():
+        raise _no_checkpoint(path)
     if STEP_FOLDER.fullmatch(path.name):
         raise CheckpointError(
             f"the checkpoint {path} is incomplete: it has no {MANIFEST}, which is written last",
@@ -131,6 +133,11 @@ def find_checkpoint(path: Path) -> Path:
         f"{path} is neither a run folder, nor a checkpoint, nor an exported drafter",
         hint=f"expected {CHECKPOINTS}/, {MANIFEST} or {ZLAB_WEIGHTS} in it",
     )
+
+
+def run_of(folder: Path) -> Path | None:
+    """The run folder that the checkpoint *folder* lies in, if it does."""
+    return folder.parent.parent if folder.parent.name == CHECKPOINTS else None
 
 
 def complete_checkpoints(run_dir: Path) -> list[Path]:
@@ -217,8 +224,17 @@ def _open_ours(folder: Path) -> StoredDrafter:
     )
 
 
+def read_zlab_shape(folder: Path) -> DrafterShape:
+    """Read what the ``config.json`` of an exported folder says of its drafter.
+
+    Raises:
+        CheckpointError: unreadable, or not of a drafter that is computed here.
+    """
+    return from_zlab(_read_json(folder / "config.json"))
+
+
 def _open_zlab(folder: Path) -> StoredDrafter:
-    shape = from_zlab(_read_json(folder / "config.json"))
+    shape = read_zlab_shape(folder)
     return StoredDrafter(
         path=folder,
         shape=shape,
@@ -269,8 +285,16 @@ def _best(run_dir: Path) -> Path | None:
 def _newest(run_dir: Path) -> Path:
     folders = complete_checkpoints(run_dir)
     if not folders:
-        raise CheckpointError(f"the run {run_dir} has no complete checkpoint yet")
+        raise _no_checkpoint(run_dir)
     return folders[-1]
+
+
+def _no_checkpoint(run_dir: Path) -> CheckpointError:
+    return CheckpointError(
+        f"the run {run_dir} has no complete checkpoint yet",
+        hint="one is saved every checkpoint.every_steps steps, at SIGUSR2 and at the end of"
+        " dflash train",
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

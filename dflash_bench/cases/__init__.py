@@ -1,24 +1,31 @@
-"""What is measured: one file a case, all of one shape."""
+"""What is measured: one file a case, all of one shape.
+
+Names are known without importing a case, and with it torch, so that a mistake is told at once.
+"""
 
 import importlib
 from functools import cache
+from typing import TYPE_CHECKING
 
-from dflash_bench.cases._case import Case
+if TYPE_CHECKING:
+    from dflash_bench.cases._case import Case
 
-MODULES = (
-    "drafter_step",
-    "target_forward",
-    "pipeline",
-    "decode",
-    "mask",
-    "objective",
-    "packing",
-)
-"""In the order in which they are listed; the first is what ``dflash bench`` measures by itself."""
+EXECUTION_MODES = ("eager", "compiled", "reduce-overhead", "warmed", "graphed")
+MODES = {
+    "drafter-step": EXECUTION_MODES,
+    "target-forward": ("whole-dense", "whole-packed", "stopped-dense", "stopped-packed"),
+    "pipeline": EXECUTION_MODES,
+    "decode": ("plain", "eager", "captured"),
+    "mask": ("launched", "compiled", "captured", "captured-compiled"),
+    "objective": ("full-logits", "full-compiled", "chunked", "chunked-compiled"),
+    "packing": ("in-order", "best-fit"),
+}
+"""Of every case, the default baseline first. The first case is what ``dflash bench`` measures by
+itself; a case's module has its name."""
 
 
 @cache
-def all_cases() -> dict[str, Case]:
+def all_cases() -> "dict[str, Case]":
     """Every case by its name."""
-    cases = (importlib.import_module(f"{__name__}.{name}").CASE for name in MODULES)
-    return {case.name: case for case in cases}
+    modules = (importlib.import_module(f"{__name__}.{name.replace('-', '_')}") for name in MODES)
+    return {module.CASE.name: module.CASE for module in modules}

@@ -99,6 +99,11 @@ def target_device(setting: Setting) -> tuple[str, ...]:
     return (setting.target_device,)
 
 
+def nothing(_setting: Setting) -> tuple[str, ...]:
+    """Return (): no files are read."""
+    return ()
+
+
 def unknown(_setting: Setting) -> None:
     """Return None: not known."""
 
@@ -114,6 +119,9 @@ class Case:
         modes: which it has, the default baseline first.
         unit: what it counts per second.
         devices: which it uses; the first is the one that is timed.
+        require_files: finds out, in the process that starts the others, whether the files are there
+            that a setting names and the case reads; raises what is wrong with them. Returns the
+            names of what it reads of the setting.
         why_not: why a setting cannot be measured, "" if it can; asks no GPU.
         flop: floating-point operations of one step that a model's share of a matrix product counts.
         planned_gib: predicted peak of a process on the timed device, None where there is no plan.
@@ -125,6 +133,7 @@ class Case:
     modes: tuple[str, ...]
     unit: str = "token"
     devices: Callable[[Setting], tuple[str, ...]] = drafters_devices
+    require_files: Callable[[Setting], tuple[str, ...]] = nothing
     why_not: Callable[[Setting], str] = always
     flop: Callable[[Setting], float | None] = unknown
     planned_gib: Callable[[Setting], float | None] = unknown

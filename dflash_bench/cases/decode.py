@@ -19,8 +19,9 @@ from dflash.drafter.model import Drafter
 from dflash.execution import CaptureError, capture_watch
 from dflash.target.model import Target
 from dflash.train.evaluation import summarise
-from dflash.train.pair import heldout_of, load_pair
+from dflash.train.pair import heldout_of, load_pair, require_pair, require_prompts_of
 from dflash.train.stored import drafter_of
+from dflash_bench.cases import MODES
 from dflash_bench.cases._case import Case, Found, Setting, target_device
 from dflash_bench.counters import Counters
 from dflash_bench.planned import decode_gib, dtype_on
@@ -159,6 +160,15 @@ class Decoding:
         )
 
 
+def require_files(setting: Setting) -> tuple[str, ...]:
+    """The drafter, its target, and prompts; random weights are given random tokens."""
+    if not setting.drafter:
+        return ()
+    require_pair(Path(setting.drafter))
+    require_prompts_of(Path(setting.drafter), setting.data[0] if setting.data else None)
+    return ("drafter", "data")
+
+
 def why_not(setting: Setting) -> str:
     """Only a GPU captures."""
     if setting.mode == "captured" and setting.target_device == "cpu":
@@ -180,8 +190,9 @@ CASE = Case(
     name="decode",
     help="decoding with a drafter and without: tau and tokens a second",
     make=Decoding,
-    modes=("plain", "eager", "captured"),
+    modes=MODES["decode"],
     devices=target_device,
+    require_files=require_files,
     why_not=why_not,
     planned_gib=planned_gib,
 )

@@ -6,12 +6,13 @@ program feeds them; ``warmed`` and ``graphed`` get them padded to T. N stays the
 
 import statistics
 import time
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
 from dflash.errors import ConfigError
 from dflash.execution import CAPTURING, SEALABLE, Mode, capture_watch, choose_mode
+from dflash_bench.cases import MODES
 from dflash_bench.cases._case import TOLD_STEPS, Case, Found, Setting
 from dflash_bench.compile_clock import CompileClock
 from dflash_bench.counters import Counters
@@ -156,7 +157,7 @@ CASE = Case(
     name="drafter-step",
     help="one optimizer step of the drafter on given features",
     make=DrafterStep,
-    modes=get_args(Mode),
+    modes=MODES["drafter-step"],
     why_not=why_not,
     flop=flop,
     planned_gib=drafter_step_gib,

@@ -11,6 +11,7 @@ import torch
 from dflash.drafter.anchors import Anchors, anchor_scores, draw_anchors
 from dflash.drafter.masks import MaskTables, block_mask_from, mask_tables
 from dflash.execution import capture
+from dflash_bench.cases import MODES
 from dflash_bench.cases._case import Case, Found, Setting, first_device
 from dflash_bench.cases._repeated import Repeated, Run, Work
 from dflash_bench.documents import document_bounds, places
@@ -107,7 +108,7 @@ CASE = Case(
     help="the block mask of one batch, made analytically",
     make=make_subject,
     devices=first_device,
-    modes=("launched", "compiled", "captured", "captured-compiled"),
+    modes=MODES["mask"],
     unit="mask",
     why_not=why_not,
 )

@@ -13,6 +13,7 @@ from torch import Tensor
 from dflash.drafter.head import head_for
 from dflash.drafter.objective import ObjectiveSettings, block_objective, chunk_loss, slot_weights
 from dflash.train.memory import GIB
+from dflash_bench.cases import MODES
 from dflash_bench.cases._case import Case, Found, Setting, first_device
 from dflash_bench.cases._repeated import Repeated, Run, Work
 from dflash_bench.flop import step_flop
@@ -145,7 +146,7 @@ CASE = Case(
     help="the loss under the frozen head, forward and backward",
     make=make_subject,
     devices=first_device,
-    modes=("full-logits", "full-compiled", "chunked", "chunked-compiled"),
+    modes=MODES["objective"],
     unit="slot",
     why_not=why_not,
     flop=head_flop,

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from dflash.data.packing import MIN_PIECE_TOKENS, Packing
+from dflash_bench.cases import MODES
 from dflash_bench.cases._case import Case, Found, Setting
 from dflash_bench.cases._repeated import Repeated, Run, Work
 
@@ -95,7 +96,7 @@ CASE = Case(
     name="packing",
     help=f"{NUM_DOCUMENTS:,} documents packed into batches, on the host",
     make=make_subject,
-    modes=("in-order", "best-fit"),
+    modes=MODES["packing"],
     unit="document",
     devices=on_the_host,
 )

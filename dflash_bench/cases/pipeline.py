@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from dflash.data.sources import find_sources
 from dflash.drafter.training import StepInputs
 from dflash.execution import capture_watch, process_seal
 from dflash.pipeline.assembly import Watchdog
@@ -29,6 +30,7 @@ from dflash.train.loop import Drafting, train_loop
 from dflash.train.readiness import warm_up
 from dflash.train.replicas import GradientSum
 from dflash.train.totals import averages
+from dflash_bench.cases import MODES
 from dflash_bench.cases._case import Case, Found, Setting
 from dflash_bench.compile_clock import CompileClock
 from dflash_bench.counters import Counters
@@ -202,6 +204,13 @@ def _copy_of(slot: FeatureSlot) -> FeatureSlot:
     return FeatureSlot(StepInputs(*(tensor.clone() for tensor in slot.inputs)), slot.facts)
 
 
+def require_files(setting: Setting) -> tuple[str, ...]:
+    """What the pipeline is to train on."""
+    if setting.data:
+        find_sources(setting.data)
+    return ("data",)
+
+
 def why_not(setting: Setting) -> str:
     """One drafter; graphs on a GPU only."""
     if len(setting.devices) > 1:
@@ -220,8 +229,9 @@ CASE = Case(
     name="pipeline",
     help="target and drafter together on real, packed text, and each alone",
     make=PipelineSteps,
-    modes=("eager", "compiled", "reduce-overhead", "warmed", "graphed"),
+    modes=MODES["pipeline"],
     devices=devices,
+    require_files=require_files,
     why_not=why_not,
     planned_gib=pipeline_gib,
 )

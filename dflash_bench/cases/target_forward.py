@@ -17,6 +17,7 @@ from dflash.decode.eager import tap_into
 from dflash.target.model import Target
 from dflash.target.packed import PACKED, attend_within
 from dflash.target.sharing import decoder_layers, sharing_copy
+from dflash_bench.cases import MODES
 from dflash_bench.cases._case import Case, Found, Setting, target_device
 from dflash_bench.cases._repeated import Repeated, Run, Work
 from dflash_bench.documents import document_bounds, places, with_padding
@@ -157,7 +158,7 @@ CASE = Case(
     name="target-forward",
     help="the frozen target's features of one packed batch",
     make=make_subject,
-    modes=("whole-dense", "whole-packed", "stopped-dense", "stopped-packed"),
+    modes=MODES["target-forward"],
     devices=target_device,
     flop=forward_flop,
     planned_gib=target_gib,

@@ -160,6 +160,45 @@ def test_a_row_that_fails_now_is_a_regression_and_a_skipped_one_is_open() -> Non
     assert found.changes[0].regression is None
 
 
+def test_a_row_or_a_figure_that_is_gone_leaves_the_rule_open() -> None:
+    both = timed("eager", 100, seed=1), timed("warmed", 90, per_s=estimate(1000))
+    gone = compared(bench(*both), bench(both[0]), "step_ms > +3%")
+    asked = {each.row: (each.after, each.regression) for each in gone.changes if each.rule}
+    assert asked[both[0].name][1] is False
+    assert asked[both[1].name] == (None, None)
+    named = compared(bench(*both), bench(both[0]), "warmed.step_ms > +3%")
+    assert [each.regression for each in named.changes if each.rule] == [None]
+    other = compared(bench(*both), bench(both[0]), "eager.step_ms > +3%")
+    assert [each.regression for each in other.changes if each.rule] == [False]
+    mute = both[1].model_copy(update={"per_s": None})
+    figure = compared(bench(*both), bench(both[0], mute), "warmed.per_s < -3%")
+    assert [each.regression for each in figure.changes if each.rule] == [None]
+
+
+def test_a_row_that_is_lost_is_lost_to_its_ratio_too() -> None:
+    rows = timed("eager", 100, seed=1), timed("warmed", 90, seed=2), timed("graphed", 50, seed=3)
+    ratio = Estimate(value=0.5, low=0.49, high=0.51)
+
+    def beside(row: Row) -> Comparison:
+        return Comparison(
+            row=row.name,
+            baseline=rows[0].name,
+            ratio=ratio,
+            pairs=12,
+            precision=0.01,
+            verdict="faster",
+        )
+
+    before = bench(*rows, comparisons=[beside(rows[1]), beside(rows[2])])
+    failing = failed().model_copy(update={"mode": "graphed"})
+    after = bench(rows[0], rows[1], failing, comparisons=[beside(rows[1])])
+    found = compared(before, after, "over_baseline > +3%")
+    assert [each.regression for each in found.changes if each.rule] == [False, True]
+    without_baseline = bench(rows[1], rows[2])
+    found = compared(before, without_baseline, "over_baseline > +3%")
+    assert [each.regression for each in found.changes if each.rule] == [None, None]
+
+
 def test_rows_that_only_one_has_are_named() -> None:
     found = compared(
         bench(timed("eager", 100), timed("warmed", 90)),

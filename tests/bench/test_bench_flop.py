@@ -9,7 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from dflash.drafter.anchors import anchor_scores, draw_anchors
 from dflash.drafter.masks import dense_mask
 from dflash_bench.flop import step_flop, visible_pairs
-from dflash_bench.shapes import named_shape, shape_names
+from dflash_bench.shape_files import shape_names
+from dflash_bench.shapes import named_shape
 from dflash_bench.steps import make_step, random_inputs
 
 CPU = torch.device("cpu")

@@ -19,7 +19,8 @@ from dflash_bench.planned import (
     target_sizes,
 )
 from dflash_bench.random_target import random_target
-from dflash_bench.shapes import named_shape, shape_names
+from dflash_bench.shape_files import shape_names
+from dflash_bench.shapes import named_shape
 from dflash_bench.steps import make_step, make_tables
 
 CPU = torch.device("cpu")

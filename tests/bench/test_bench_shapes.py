@@ -7,7 +7,8 @@ import pytest
 
 from dflash.errors import ConfigError, UsageError
 from dflash_bench.lengths import batch_lengths, length_of_step
-from dflash_bench.shapes import named_shape, shape_names, shape_of_config
+from dflash_bench.shape_files import shape_names
+from dflash_bench.shapes import named_shape, shape_of_config
 
 ROOT = Path(__file__).parents[2]
 

@@ -177,6 +177,54 @@ def test_a_mistake_is_exit_two_before_anything_is_measured(
     assert plans == []
 
 
+def stored_drafter(folder: Path, **target: str) -> Path:
+    shape = {"sizes": "are read by the process that decodes"}
+    manifest = {"format_version": 1, "step": 1, "shape": shape, "target": target, "files": {}}
+    folder.mkdir()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("decode --drafter nope", "case decode: there is no checkpoint folder at nope"),
+        ("packing decode --drafter .", "case decode: . is neither a run folder"),
+        ("decode --drafter lost", "case decode: the target of lost = 'gone': there is no such"),
+        ("decode --drafter whole", "case decode: whole lies in no run folder"),
+        ("decode --drafter whole --data a.txt", "case decode: a.txt: cannot be read (there is no"),
+        ("decode --drafter whole --data a.pdf", "case decode: a.pdf: prompts are read from"),
+        ("decode --data nope", "--data is read by none of decode here"),
+        ("drafter-step --drafter whole", "--drafter is read by none of drafter-step here"),
+        ("pipeline --data nope", "case pipeline: nope: no such file or folder"),
+        ("scaling pipeline --values 1,2 --data stdlib:x", "case pipeline: stdlib:x is not a split"),
+    ],
+)
+def test_a_file_that_is_not_there_is_exit_two_before_a_process_is_started(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, *, words: str, told: str
+) -> None:
+    stored_drafter(tmp_path / "lost", source="gone", fingerprint="0")
+    stored_drafter(tmp_path / "whole", source="stdlib-lm", fingerprint="0")
+
+    def start(*_: object, **_more: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("dflash_bench.part.Part.run", start)
+    case = words.replace("--values 1,2", "--over drafters --values 1,2")
+    assert main(["bench", *case.split(), "--shape", "tiny", "--device", "cpu"]) == 2
+    said = error(capsys)
+    assert f"error: {told}" in said
+    assert len(said.splitlines()) <= 2
+
+
+def test_a_device_is_named_once_in_what_there_is(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert main(["bench", "--shape", "tiny", "--device", "cuda:7"]) == 2
+    assert error(capsys) == "error: there is no device 'cuda:7'\nhint: there is cpu\n"
+
+
 def test_a_gpu_that_is_required_and_not_there_is_exit_three(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +311,15 @@ def test_a_rule_that_could_not_be_judged_is_exit_four(tmp_path: Path) -> None:
     rows = [row.model_copy(update={"turns_ms": row.turns_ms[:2]}) for row in GOOD]
     few = write(tmp_path / "b.json", good(rows=rows))
     assert main(["bench", "compare", one, few, "--fail-if", "step_ms > +3%"]) == 4
+
+
+@pytest.mark.parametrize("rule", ["step_ms > +3%", "over_baseline > +3%"])
+def test_a_rule_about_a_row_that_is_gone_is_exit_four(tmp_path: Path, rule: str) -> None:
+    one = write(tmp_path / "a.json", good())
+    fewer = write(tmp_path / "b.json", good(rows=GOOD[:-1], comparisons=[]))
+    assert len(GOOD) > 1
+    assert main(["bench", "compare", one, fewer, "--fail-if", rule]) == 4
+    assert main(["bench", "compare", one, fewer]) == 0
 
 
 def test_another_format_and_another_shape_are_exit_two(tmp_path: Path, capsys: Capture) -> None:

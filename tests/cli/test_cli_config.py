@@ -86,6 +86,74 @@ def test_check_notes_files_that_are_not_here(path: Path, capsys: Capture) -> Non
     ]
 
 
+def cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_check_refuses_at_once_all_that_train_would_refuse_here(
+    path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu_only(monkeypatch)
+    asked = ["execution.mode=graphed", "precision.matmul=fp8", "execution.gradient_sum=nccl"]
+    asked += ["drafter.devices=['cpu','cpu']", "optim.lr=-1", "drafter.intermediate_size=20"]
+    capsys.readouterr()
+    assert main(["config", "check", str(path), *asked]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {path} has 5 problems:\n  - optim.lr: expected")
+    assert "  - execution.mode = 'graphed' captures CUDA graphs, but a drafter" in said
+    assert "  - precision.matmul in 8 bits needs a GPU of compute capability 8.9" in said
+    assert "  - precision.matmul in 8 bits needs widths in multiples of 16: drafter.inter" in said
+    assert "  - execution.gradient_sum = \"nccl\" with drafter.devices = ['cpu', 'cpu']" in said
+    monkeypatch.chdir(path.parent)
+    assert main(["train", str(path), *asked[:4]]) == 2
+    refused = capsys.readouterr().err
+    for each in ("captures CUDA graphs", "compute capability 8.9", '"nccl" with'):
+        assert each in refused, "train says the same"
+
+
+@pytest.mark.parametrize("asked", ["execution.mode=warmed", "precision.matmul=fp8-head"])
+def test_check_judges_auto_by_the_devices_of_this_machine(  # noqa: PLR0917
+    path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    cpu_only(monkeypatch)
+    capsys.readouterr()
+    assert main(["config", "check", str(path), asked, "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert [problem["key"] for problem in found["problems"]] == [asked.partition("=")[0]]
+
+
+def test_check_notes_a_gpu_that_only_another_machine_has(
+    path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu_only(monkeypatch)
+    capsys.readouterr()
+    named = ["target.devices=['cuda:0']", "drafter.devices=['cuda:1']", "precision.matmul=fp8"]
+    assert main(["config", "check", str(path), *named, "execution.mode=graphed"]) == 0
+    assert capsys.readouterr().err == (
+        "note: target.devices: there is no device cuda:0; drafter.devices: there is no device"
+        " cuda:1; this process sees no CUDA devices; dflash train refuses that here\n"
+    )
+    assert main(["config", "check", str(path), *named, "drafter.head_dim=8"]) == 2
+    assert "drafter.head_dim = 8: attention on a CUDA device" in capsys.readouterr().err
+
+
+def test_check_does_not_judge_devices_that_are_none(path: Path, capsys: Capture) -> None:
+    capsys.readouterr()
+    asked = ["drafter.devices=['gpu']", "execution.mode=graphed"]
+    assert main(["config", "check", str(path), *asked]) == 2
+    assert "has 1 problem:" in capsys.readouterr().err
+
+
+def test_check_notes_a_package_that_is_not_installed(
+    path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    capsys.readouterr()
+    assert main(["config", "check", str(path), "log.sinks=['jsonl','tensorboard']"]) == 0
+    assert "the package tensorboard is not installed" in capsys.readouterr().err
+
+
 def test_check_needs_no_torch(path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"

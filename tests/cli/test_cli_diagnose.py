@@ -44,6 +44,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None
 
     def use(*modes: FailureMode) -> None:
         monkeypatch.setattr(select, "all_modes", lambda: modes)
+        monkeypatch.setattr(select, "all_slugs", lambda: tuple(mode.slug for mode in modes))
 
     return use
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from tiny_models import write_checkpoint
 
@@ -12,9 +13,11 @@ from dflash.cli.__main__ import main
 from dflash.cli.generate import Stream
 from dflash.config import DataConfig, DrafterConfig, RunConfig, TargetConfig, to_toml
 from dflash.config.sections import EvalConfig, OptimConfig
+from dflash.decode import Decoded, answer, plain_decode
 from dflash.drafter.model import Drafter
 from dflash.target.model import Target
 from dflash.target.shape import default_shape
+from dflash.train import evaluation
 
 TEXT = "import os\n\n\ndef main(argv):\n    return os.path.join(argv[0], 'name')\n" * 3
 
@@ -82,6 +85,45 @@ def test_eval_prints_only_json_when_asked_to(
     written = tmp_path / "report.json"
     assert main([*arguments, "--num-prompts", "1", "--json", str(written)]) == 0
     assert json.loads(written.read_text())["num_prompts"] == 1
+
+
+def test_an_interrupted_eval_keeps_what_it_decoded_and_says_so(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["eval", str(run_dir), "--max-new-tokens", "6", "--device", "cpu", "--json"]
+    assert main([*arguments, str(tmp_path / "whole.json")]) == 0
+    whole = json.loads((tmp_path / "whole.json").read_text())
+    calls: list[object] = []
+
+    def plain(*given: object, **more: object) -> Decoded:
+        calls.append(given)
+        if len(calls) == 3:  # the warm-up's, the first prompt's, the second's
+            raise KeyboardInterrupt
+        return plain_decode(*given, **more)  # type: ignore[arg-type]
+
+    capsys.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "plain_decode", plain)
+        assert main([*arguments, str(tmp_path / "cut.json")]) == 130
+    shown = capsys.readouterr()
+    assert "1 of 2 prompts: incomplete" in shown.out
+    assert max(map(len, shown.out.splitlines())) <= 78
+    cut = json.loads((tmp_path / "cut.json").read_text())
+    assert (whole["complete"], cut["complete"], cut["num_prompts"]) == (True, False, 1)
+    assert cut["tau_per_prompt"] == whole["tau_per_prompt"][:1]
+    assert cut["speedup"] > 0
+
+
+def test_an_eval_that_is_interrupted_before_its_first_prompt_has_nothing_to_keep(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **_more: object) -> Decoded:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation, "speculative_decode", interrupt)
+    out = tmp_path / "cut.json"
+    assert main(["eval", str(run_dir), "--device", "cpu", "--json", str(out)]) == 130
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_generate_streams_the_text_that_it_decoded(
@@ -155,12 +197,19 @@ def test_export_to_speculators_takes_embedding_and_head_from_the_target(
         (["eval", "RUN", "--device", "cuda:99"], 2, "there is no device 'cuda:99' here"),
         (["eval", "RUN", "--target", "nowhere"], 3, "there is no such file or folder"),
         (["eval", "RUN", "--prompts", "p.pdf"], 12, "prompts are read from .jsonl or .txt"),
+        (
+            ["eval", "RUN", "--prompts", "p.txt"],
+            12,
+            "p.txt: cannot be read (there is no such file)",
+        ),
         (["eval", "RUN/checkpoints", "--prompts", "p.txt"], 13, "neither a run folder"),
         (["generate", "RUN"], 2, "give either --prompt or --chat"),
         (["generate", "RUN", "--prompt", "a", "--chat", "b"], 2, "give either --prompt or"),
         (["generate", "RUN", "--prompt", ""], 2, "the prompt is empty"),
         (["export", "RUN", "RUN"], 2, "exists already and is not an empty folder"),
         (["export", "RUN", "out", "--to", "onnx"], 2, "onnx"),
+        (["export", "RUN", "out", "--target", "stdlib-lm"], 2, "--target belongs to --to specul"),
+        (["export", "RUN", "."], 2, "holds the current one"),
     ],
 )
 def test_a_command_that_cannot_be_done_says_why(
@@ -174,6 +223,108 @@ def test_a_command_that_cannot_be_done_says_why(
     words = [word.replace("RUN", str(run_dir)) for word in arguments]
     assert main(words) == code
     assert says in capsys.readouterr().err
+
+
+def test_generate_stops_where_the_positions_of_the_target_end(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer, "num_positions", lambda _config: 12)
+    arguments = ["generate", str(run_dir), "--device", "cpu", "--json", "--max-new-tokens", "50"]
+    assert main([*arguments, "--prompt", "import os"]) == 0
+    said = capsys.readouterr()
+    assert "note: stops after 3 tokens at the latest" in said.err
+    assert len(json.loads(said.out)["tokens"]) <= 3
+    assert main([*arguments, "--prompt", "import os, sys"]) == 2
+    assert "a prompt of 14 tokens leaves no room" in capsys.readouterr().err
+    measured = ["eval", str(run_dir), "--device", "cpu", "--max-new-tokens", "5"]
+    monkeypatch.setattr(answer, "num_positions", lambda _config: 36)
+    assert main(measured) == 2
+    assert "hint: --max-new-tokens 4, or shorter prompts" in capsys.readouterr().err
+
+
+def test_the_positions_of_a_target_are_what_its_config_says() -> None:
+    plain = transformers.Qwen3Config(max_position_embeddings=512)
+    assert answer.num_positions(plain) == 512
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    scaled = transformers.Qwen3Config(max_position_embeddings=512, rope_scaling=yarn)
+    assert answer.num_positions(scaled) == 2048
+
+
+def test_an_export_to_speculators_is_named_when_it_is_to_be_read(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "exported"
+    assert main(["export", str(run_dir), str(out), "--to", "speculators"]) == 0
+    for words in (["generate", str(out), "--prompt", "x"], ["eval", str(out)]):
+        capsys.readouterr()
+        assert main(words) == 13
+        said = capsys.readouterr().err.splitlines()
+        assert said[0].startswith("error: the drafter is in the layout of the speculators library")
+        assert said[1].startswith("hint: name the run, the checkpoint or the z-lab folder")
+
+
+@pytest.mark.parametrize("command", ["eval", "generate", "export"])
+def test_the_help_says_which_checkpoint_a_run_means(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--help"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "of a run the checkpoint with the longest measured tau, the earliest if equal" in words
+
+
+def test_a_run_without_a_checkpoint_says_so(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.toml").write_text((run_dir / "config.toml").read_text())
+    for _ in range(2):
+        assert main(["eval", str(tmp_path)]) == 13
+        said = capsys.readouterr().err
+        assert f"the run {tmp_path} has no complete checkpoint yet" in said
+        assert "hint: one is saved every checkpoint.every_steps steps" in said
+        (tmp_path / "checkpoints").mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ("eval RUN --target gone", 3, "--target = 'gone': there is no such file or folder"),
+        ("eval RUN --target file", 2, "--target = 'file' is neither a folder nor a .gguf file"),
+        ("generate RUN --prompt x --target empty", 3, "empty holds no config.json"),
+        ("data prepare r.jsonl --out o --tokenizer gone", 3, "--tokenizer = 'gone': there is no"),
+        ("data prepare r.jsonl --out o --tokenizer empty", 2, "--tokenizer: empty cannot be read"),
+        ("data inspect r.jsonl --tokenizer gone", 3, "--tokenizer = 'gone': there is no such"),
+        ("data synthesize --num 1 --out o --target gone", 3, "--target = 'gone': there is no such"),
+    ],
+)
+def test_an_option_that_names_a_model_is_called_by_its_own_name(  # noqa: PLR0917
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    words: str,
+    code: int,
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    Path("empty").mkdir()
+    assert main(words.replace("RUN", str(run_dir)).split()) == code
+    said = capsys.readouterr().err
+    assert says in said
+    assert "target.model" not in said
+
+
+def test_a_target_that_is_gone_is_said_to_be_the_drafters(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = json.loads((run_dir / "checkpoints/step-00000040/manifest.json").read_text())
+    manifest["target"]["source"] = "gone"
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    assert main(["eval", str(tmp_path), "--prompts", "human-eval"]) == 3
+    said = capsys.readouterr().err
+    assert f"the target of {tmp_path} = 'gone': there is no such file or folder" in said
+    assert "say with --target where it is" in said
 
 
 def test_another_target_than_trained_with_is_refused_unless_named(
@@ -197,10 +348,12 @@ def test_a_drafter_of_other_sizes_does_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     golden = Path(__file__).parents[1] / "golden"
-    arguments = ["eval", str(golden), "--target", "stdlib-lm", "--prompts", "human-eval"]
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("import os\n")
+    arguments = ["eval", str(golden), "--target", "stdlib-lm", "--prompts", str(prompts)]
     assert main([*arguments, "--device", "cpu"]) == 13
     assert "its hidden_size is 32, the target's 192" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [prompts]
 
 
 def test_half_a_character_waits_for_its_other_bytes(capsys: pytest.CaptureFixture[str]) -> None:

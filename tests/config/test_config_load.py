@@ -126,6 +126,10 @@ def test_nonsense_is_named_not_crashed_on(tmp_path: Path, text: str, says: str) 
         ),
         (["data.max_document_tokens=9000"], "must be at most data.token_budget = 8192, got 9000"),
         (["data.heldout=['stdlib:train']"], "'stdlib:train' is also in data.train"),
+        (
+            ["data.train=['stdlib:all']", "data.heldout=['stdlib:heldout']"],
+            "'stdlib:heldout' is part of 'stdlib:all'",
+        ),
         (["eval.every_steps=5"], "evaluating every 5 steps needs prompts in data.heldout"),
         (["target.taps=[1, 1]"], r"target.taps: names a layer twice: \[1, 1\]"),
         (["target.taps=[1, 2]", "target.num_taps=3"], "lists 2 layers but target.num_taps = 3"),

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dflash.data.manifest import MANIFEST_NAME
 from dflash.data.prepare import prepare
+from dflash.data.rows import RowError, parse_row
 from dflash.data.shards import TokenDataset
 from dflash.errors import DataError, MissingError
 
@@ -103,6 +104,23 @@ def test_a_damaged_parquet_file_is_refused(bench: Bench, tmp_path: Path) -> None
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 and nothing else")
     with pytest.raises(DataError, match="not a readable parquet file"):
         bench(tmp_path / "rows.parquet")
+
+
+@pytest.mark.parametrize(
+    ("row", "detail"),
+    [
+        (None, "null instead of an object"),
+        ([1], "a JSON array instead of an object"),
+        (True, "a JSON boolean instead of an object"),
+        (1.5, "a JSON number instead of an object"),
+        ({"messages": [{"content": "Hi"}]}, "message 1 has no role"),
+        ({"messages": [{"role": "robot", "content": "Hi"}]}, 'message 1 has the role "robot"'),
+    ],
+)
+def test_a_bad_row_is_described_in_the_words_of_json(row: object, detail: str) -> None:
+    with pytest.raises(RowError) as caught:
+        parse_row(row, tokenizer_hash="")
+    assert caught.value.detail.endswith(detail)
 
 
 BAD_ROWS = [

@@ -10,14 +10,8 @@ from chat_templates import QWEN3, MakeTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from dflash.data.prepare import prepare
-from dflash.data.synthesize import (
-    BATCHES_PER_SHARD,
-    Synthesis,
-    SynthesisSettings,
-    is_looping,
-    synthesize,
-    text_digest,
-)
+from dflash.data.synthesis import Synthesis, SynthesisSettings
+from dflash.data.synthesize import BATCHES_PER_SHARD, is_looping, synthesize, text_digest
 from dflash.errors import DataError
 
 
@@ -170,6 +164,58 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path, tokenizer: PreTrainedToken
     assert len({shard.seed for shard in state.shards}) == 3
     _, idle = run("parts", per_shard)
     assert idle.seeds == []
+
+
+def test_exactly_as_many_conversations_are_written_as_were_asked_for(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    wanted = settings(tokenizer)
+
+    def run(folder: str, num_rows: int) -> Synthesis:
+        return synthesize(
+            Writer(wanted.stop_ids[0]),
+            tmp_path / folder,
+            tokenizer=tokenizer,
+            num_rows=num_rows,
+            settings=wanted,
+        )
+
+    for num_rows in (5, 5, 7, 40):
+        assert run("parts", num_rows).num_rows == num_rows
+        assert len(rows_of(tmp_path / "parts")) == num_rows
+    assert run("whole", 40) == run("parts", 40)
+    assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "whole")
+    assert run("parts", 3).num_rows == 40, "what is there stays"
+    shards = run("parts", 40).shards
+    assert all(one.num_rows + sum(one.dropped.values()) == one.num_drawn for one in shards)
+
+
+def test_a_cut_that_was_interrupted_is_made_again(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    wanted = settings(tokenizer)
+
+    def run(num_rows: int) -> int:
+        writer = Writer(wanted.stop_ids[0])
+        synthesize(writer, tmp_path, tokenizer=tokenizer, num_rows=num_rows, settings=wanted)
+        return len({row["messages"][0]["content"] for row in rows_of(tmp_path)})
+
+    assert run(4) == 4
+    (whole,) = tmp_path.glob("*.whole")
+    (tmp_path / "part-00000.jsonl").write_bytes(whole.read_bytes())  # before the state was written
+    assert run(9) == 9
+
+
+def test_a_folder_of_other_files_is_left_alone(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    (tmp_path / "part-00000.jsonl").write_text("mine")
+    wanted = settings(tokenizer)
+    writer = Writer(wanted.stop_ids[0])
+    with pytest.raises(DataError, match=r"holds other files \(part-00000.jsonl\)"):
+        synthesize(writer, tmp_path, tokenizer=tokenizer, num_rows=1, settings=wanted)
+    assert writer.prompts == []
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_other_settings_do_not_join_a_folder(

@@ -89,7 +89,7 @@ def test_the_rotary_base_is_read_from_either_form(place: str) -> None:
         ),
         ({"hidden_act": "gelu"}, "hidden_act must be silu, got gelu"),
         ({"conv_kernel_size": 2}, "conv_kernel_size belongs to another kind of drafter"),
-        ({"speculators_model_type": "dflash"}, "speculators_model_type belongs to another kind"),
+        ({"speculators_model_type": "dflash"}, "in the layout of the speculators library"),
         ({"num_attention_heads": 3}, "num_heads = 3 must be a multiple of num_kv_heads = 2"),
         ({"num_target_layers": 4}, r"target_layer_ids must lie in \[0, 3\)"),
     ],

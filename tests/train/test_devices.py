@@ -87,6 +87,28 @@ def test_a_gpu_that_is_hidden_by_an_empty_list_is_explained(
         settle_devices(on(place, ("cuda:0",), ("cpu",)))
 
 
+def test_all_that_devices_cannot_do_is_refused_at_once(place: Path, machine: Machine) -> None:
+    machine(("NVIDIA A100", (8, 0), 80))
+    config = tiny_config(
+        place,
+        target={"devices": ("cuda:3",)},
+        drafter={"devices": ("cuda:0", "cuda:0"), "head_dim": 8},
+        execution={"mode": "warmed", "gradient_sum": "nccl"},
+        precision={"matmul": "fp8"},
+    )
+    with pytest.raises(ConfigError) as caught:
+        settle_devices(config)
+    first, *lines = caught.value.what.splitlines()
+    assert first == "the configuration has 5 problems here:"
+    assert [line[:31] for line in lines] == [
+        "  - target.devices: there is no",
+        "  - execution.mode = 'warmed' w",
+        "  - precision.matmul in 8 bits ",
+        '  - execution.gradient_sum = "n',
+        "  - drafter.head_dim = 8: atten",
+    ]
+
+
 def test_drafters_of_different_architectures_are_refused(place: Path, machine: Machine) -> None:
     machine(H200, BLACKWELL)
     with pytest.raises(ConfigError, match="replicas must round alike") as caught:

@@ -84,7 +84,7 @@ def test_the_watchdog_hears_every_step_and_the_screen_every_prompt() -> None:
         PROMPTS,
         settings=SETTINGS,
         heartbeat=lambda: beats.append(1),
-        on_prompt=lambda number, _: seen.append(number),
+        on_prompt=lambda number, *_: seen.append(number),
     )
     assert len(beats) == result.num_verify_steps + len(PROMPTS), "one more for every prefill"
     assert seen == [0, 1, 2]
@@ -101,7 +101,7 @@ def test_sampling_depends_on_the_seed_and_the_number_of_the_prompt_only() -> Non
             tiny_drafter(),
             PROMPTS,
             settings=settings,
-            on_prompt=lambda _, one, now=now: now.append(one.tokens),
+            on_prompt=lambda _, one, _plain, now=now: now.append(one.tokens),
         )
         assert texts.setdefault(seed, now) == now
     assert texts[0] != texts[5]

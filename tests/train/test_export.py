@@ -140,8 +140,10 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(export_module, "save_file", full)
-    with pytest.raises(CheckpointError, match=r"out cannot be written: .*No space left"):
-        export_zlab(stored_in_a_run(tmp_path), tmp_path / "out")
+    stored = stored_in_a_run(tmp_path)
+    for out in (tmp_path / "out", tmp_path / "new" / "parents" / "out"):
+        with pytest.raises(CheckpointError, match=r"out cannot be written: .*No space left"):
+            export_zlab(stored, out)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 

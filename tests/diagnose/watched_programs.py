@@ -43,7 +43,7 @@ for _ in range(3):
 def worker():
     print(step(weight).item())
 threads = [threading.Thread(target=worker) for _ in range(2)]
-[thread.start() for thread in threads], [thread.join() for thread in threads]
+[(thread.start(), thread.join()) for thread in threads]  # lines of both would mix
 sys.stderr.write("half a line, \\x1b[31mred\\x1b[0m \\r")
 warnings.warn("a warning of its own")
 print("graphs", counters["stats"]["unique_graphs"])

@@ -159,11 +159,9 @@ def _lines(outcome: "Outcome", folder: Path) -> list[str]:
     if outcome.step > outcome.num_steps:
         state = f"step {outcome.step}, past the {outcome.num_steps} steps asked for"
     lines = [f"{state}; checkpoint {outcome.checkpoint or 'none new'}"]
-    if outcome.tau is not None or outcome.tau_before is not None:
+    if outcome.tau_before is not None or outcome.last_tau is not None:
         before = f"{outcome.tau_before:.2f} before training, " if outcome.tau_before else ""
-        now = "not measured since its last evaluation"
-        now = now if outcome.tau is None else f"{outcome.tau:.2f} now"
-        lines.append(f"tau on held-out prompts: {before}{now}")
+        lines.append(f"tau on held-out prompts: {before}{_now(outcome)}")
     lines.append(outcome.suggestion)
     if outcome.signal is not None:
         lines.append("stopped by a signal; run the same command again to go on")
@@ -185,3 +183,11 @@ def _summary(outcome: "Outcome", folder: Path) -> dict[str, object]:
         "waits": None if outcome.waits is None else asdict(outcome.waits),
         "advice": outcome.suggestion,
     }
+
+
+def _now(outcome: "Outcome") -> str:
+    if outcome.tau is not None:
+        return f"{outcome.tau:.2f} now"
+    if outcome.last_tau is not None and outcome.last_tau_step:
+        return f"{outcome.last_tau:.2f} after step {outcome.last_tau_step}, not measured since"
+    return "not measured since"

@@ -92,6 +92,7 @@ class Keeper:
     ) -> None:
         self._run_dir = run_dir
         self._say = say
+        self.set_aside: list[str] = []
         self._folder = run_dir / CHECKPOINTS
         self._keep_last = keep_last
         self._keep_best = keep_best
@@ -127,6 +128,7 @@ class Keeper:
         names = (f"{folder.name}{INCOMPLETE}{number}" for number in count(1))
         aside = next(path for path in map(folder.with_name, names) if not os.path.lexists(path))
         folder.rename(aside)
+        self.set_aside.append(aside.name)
         self._say(
             f"the checkpoint {folder} is incomplete (it has no {MANIFEST}) and was set aside as"
             f" {aside.name}"

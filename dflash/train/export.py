@@ -20,7 +20,7 @@ from torch import Tensor
 from dflash.data.shards import make_readable
 from dflash.drafter.shape import DrafterShape
 from dflash.drafter.zlab import to_zlab
-from dflash.errors import CheckpointError, UsageError
+from dflash.errors import CheckpointError, UsageError, reason, remedy
 from dflash.train.model_card import model_card
 from dflash.train.stored import ZLAB_WEIGHTS, StoredDrafter, drafter_of, open_checkpoint
 
@@ -194,7 +194,9 @@ def _appearing(out: Path) -> Iterator[Path]:
             out.rmdir()
         beside.rename(out)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{out} cannot be written: {error}") from error
+        raise CheckpointError(
+            f"{out} cannot be written: {reason(error)}", hint=remedy(error)
+        ) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
         if not out.exists():

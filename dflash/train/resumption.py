@@ -67,6 +67,19 @@ def start_of(run_dir: Path, resume: str) -> Path | None:
     return newest
 
 
+def require_steps_left(resume: str, step: int, *, last_step: int) -> None:
+    """Check that a run begun at *step* of the one at *resume* has a step to make.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if step >= last_step:
+        raise UsageError(
+            f"--resume {resume} is at step {step} already, and {last_step} steps are asked for",
+            hint="--max-steps N or optim.max_steps asks for more",
+        )
+
+
 def _origin(run_dir: Path) -> Path | None:
     """The checkpoint of another folder from which the run in *run_dir* began, if it did."""
     if not (run_dir / RECORDS).is_file():

@@ -39,6 +39,7 @@ from dflash.train.readiness import WarmRun, warm_up
 from dflash.train.replicas import GradientSum
 from dflash.train.resumption import (
     read_start,
+    require_steps_left,
     restore,
     resumed_event,
     start_of,
@@ -104,6 +105,8 @@ class _Run:
         self.resumed = read_start(start, self.built.contract) if start else None
         self.first_step = self.resumed.step if self.resumed else 0
         self.last_step = min(self.built.num_steps, options.max_steps or self.built.num_steps)
+        if self.keeper.newest() is None:
+            require_steps_left(options.resume, self.first_step, last_step=self.last_step)
         self.gradient_sum = GradientSum(
             self.built.steps,
             self.built.devices.gradient_sum,
@@ -149,6 +152,8 @@ class _Run:
         with writer:
             self.options.begin(self.first_step, self.last_step)
             boundary = self._boundary(emit)
+            for name in self.keeper.set_aside:
+                keep(event(self.first_step, "set_aside", folder=name))
             if self.resumed:
                 restore(self.resumed, self.built.steps, boundary)
             if self.first_step >= self.last_step and not boundary.owes_evaluation:
@@ -307,6 +312,8 @@ class _Run:
             num_steps=self.built.num_steps,
             tau_before=tau_before,
             tau=boundary.tau if boundary.tau_step == reached else None,
+            last_tau=boundary.tau,
+            last_tau_step=boundary.tau_step,
             checkpoint=boundary.last_saved,
             signal=None if done else self.signals.stop,
             waits=waits,

@@ -72,10 +72,15 @@ class Sentinel:
         more = len(names) - NAMED_ROWS
         shown = ", ".join(names[:NAMED_ROWS]) + (f" and {more} more" if more > 0 else "")
         newest = self._newest()
-        sound = f"the last checkpoint, {newest.name}, is sound" if newest else ""
+        kept = (
+            f"the last checkpoint is {newest.name} (if going on from it fails too, begin in another"
+            " --run-dir)"
+            if newest
+            else "there is no checkpoint yet"
+        )
         raise NonFiniteError(
             f"step {bad.step}: the loss or the gradient norm is not finite; no weight was changed"
             f" by it; its documents: {shown}",
-            hint=f"{sound or 'there is no checkpoint yet'}; look at these documents with"
+            hint=f"{kept}; look at these documents with"
             " `dflash data inspect`, lower optim.lr, or leave them out",
         )

@@ -275,9 +275,12 @@ def _best(run_dir: Path) -> Path | None:
         return None
     folder = pointer.parent / pointer.read_text(encoding="utf-8").strip()
     if not (folder / MANIFEST).is_file():
+        complete = complete_checkpoints(run_dir)
         raise CheckpointError(
             f"{pointer} names {folder.name}, which is not a complete checkpoint",
-            hint="name one of the checkpoint folders directly",
+            hint=f"name another one directly: {', '.join(path.name for path in complete)}"
+            if complete
+            else f"none in {run_dir} is; dflash train sets it aside and begins again",
         )
     return folder
 

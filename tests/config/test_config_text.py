@@ -137,3 +137,16 @@ def test_the_default_recipe_is_the_paper_s() -> None:
     assert text["optim"]["clip_norm"] == 1.0
     assert (text["drafter"]["num_layers"], text["drafter"]["block_size"]) == (5, 16)
     assert text["data"]["anchor_density"] * 3072 == 512
+
+
+def rules_in(text: str) -> list[str]:
+    """What a commented file says of values: of what kind, between which ends, from which source."""
+    return [line for line in text.splitlines() if re.match(r"#   \S", line)]
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.name)
+def test_a_shipped_file_says_of_every_key_what_the_code_asks_of_it(path: Path) -> None:
+    current = rules_in(to_toml(starter_config(), comments=True))
+    said = rules_in(path.read_text())
+    assert said
+    assert [line for line in said if line not in current] == []

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -114,6 +115,8 @@ def test_a_step_that_lost_its_manifest_is_named_and_trained_again(
     assert len([line for line in said if str(lost) in line and "incomplete" in line]) == 1
     assert_same_tensors(checkpoint(tmp_path, 40), checkpoint(whole, 40))
     assert (tmp_path / "checkpoints" / "step-00000040.incomplete-1").is_dir()
+    (told,) = events_of(tmp_path, "set_aside")
+    assert (told.step, told.detail) == (20, {"folder": "step-00000040.incomplete-1"})
 
 
 def test_measurements_and_the_best_checkpoint_go_on(tmp_path: Path) -> None:
@@ -242,6 +245,23 @@ def test_an_evaluation_that_is_owed_may_be_cut_short_again(
     assert taus_of(tmp_path / "second") == taus_of(whole)[1:]
     assert steps_of(tmp_path / "second") == steps_of(whole)[1:]
     assert_same_tensors(checkpoint(tmp_path / "second", 12), checkpoint(whole, 12))
+
+
+def test_a_run_is_not_begun_elsewhere_for_no_step(place: Path, whole: Path, tmp_path: Path) -> None:
+    said = f"--resume {whole} is at step 40 already, and 40 steps are asked for"
+    with pytest.raises(UsageError, match=re.escape(said)):
+        run(tiny_config(place), tmp_path / "new", resume=str(whole))
+    assert not (tmp_path / "new" / "records.jsonl").exists()
+    assert run(tiny_config(place), whole, resume=str(whole)).suggestion.startswith("nothing to do")
+
+
+def test_the_latest_tau_is_told_with_its_step(
+    measuring: tuple[RunConfig, Path], tmp_path: Path
+) -> None:
+    config, whole = measuring
+    outcome = run(config, tmp_path, max_steps=8)
+    measured = manifest_of(whole, 6)["metrics"]["tau"]
+    assert (outcome.tau, outcome.last_tau, outcome.last_tau_step) == (None, measured, 6)
 
 
 def test_a_run_that_is_complete_does_nothing_when_called_again(place: Path, whole: Path) -> None:
@@ -434,7 +454,7 @@ def test_a_step_that_is_not_finite_ends_the_run_and_leaves_the_last_checkpoint(
     with pytest.raises(NonFiniteError, match=r"step \d+: .*text-\d+\.txt:\d+") as caught:
         run(tiny_config(place, optim={"lr": 1e30}), tmp_path)
     assert caught.value.exit_code == 10
-    assert "the last checkpoint, step-00000020, is sound" in caught.value.hint
+    assert "the last checkpoint is step-00000020" in caught.value.hint
     newest = max((tmp_path / "checkpoints").glob("step-*"))
     assert all(bool(t.isfinite().all()) for t in load_file(newest / "drafter.safetensors").values())
     assert newest.name == "step-00000020"

@@ -216,7 +216,7 @@ def test_a_loss_that_is_not_finite_moves_nothing_and_names_step_and_documents(ba
     with pytest.raises(NonFiniteError, match=r"step 7: .* chats:3, chats:9\n") as caught:
         sentinel.watch(7, step.blocked, [facts(2, rows=(3, 9, 3))])
     assert caught.value.exit_code == 10
-    assert caught.value.hint.startswith("the last checkpoint, step-00000004, is sound; look at")
+    assert caught.value.hint.startswith("the last checkpoint is step-00000004 (if going on")
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing_though_the_loss_is() -> None:

@@ -1,5 +1,6 @@
 """Whole training runs in miniature: a random target in a folder, a text, a configuration."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +125,8 @@ def steps_of(run_dir: Path) -> list[dict[str, Any]]:
 def events_of(run_dir: Path, name: str) -> list[EventRecord]:
     records = read_records(run_dir / "records.jsonl")
     return [r for r in records if isinstance(r, EventRecord) and r.name == name]
+
+
+def wait_for_main() -> None:
+    """Give the main thread the time to run the handler, before the drafter's thread goes on."""
+    threading.Event().wait(0.3)

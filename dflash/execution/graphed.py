@@ -71,9 +71,10 @@ class Graphed:
             difference=max(self._check(one.probe, "the main thread") for one in replayed),
         )
 
-    def enter_worker(self) -> float:
-        """Replay every round once in this thread; return the difference from launching them."""
-        return self._check(rehearse(self._program, self.run).probe, "its worker's thread")
+    def enter_worker(self) -> WarmUp:
+        """Replay every round once in this thread, and compare that with launching them."""
+        probe = rehearse(self._program, self.run).probe
+        return WarmUp(worker_difference=self._check(probe, "its worker's thread"))
 
     def run(self, part: str) -> None:
         """Replay *part* as it comes next in its round; one may follow itself."""

@@ -20,10 +20,11 @@ class Launched:
         second = rehearse(self._program, self.run)
         return WarmUp(launched_s=second.seconds)
 
-    def enter_worker(self) -> None:
+    def enter_worker(self) -> WarmUp:
         """Run every round once here: a thread has a cuBLAS handle and workspace of its own."""
         if self._program.device.type == "cuda":
             rehearse(self._program, self.run)
+        return WarmUp()
 
     def run(self, part: str) -> None:
         """Launch one part."""

@@ -1,7 +1,7 @@
 """The runner makes a program ready in one mode; then one worker thread feeds and calls it."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -25,7 +25,7 @@ class _Execution(Protocol):
 
     def warm_up(self) -> WarmUp: ...
 
-    def enter_worker(self) -> float | None: ...
+    def enter_worker(self) -> WarmUp: ...
 
     def run(self, part: str) -> None: ...
 
@@ -75,29 +75,17 @@ class Runner:
             CaptureError: something cannot be captured; ``close`` leaves nothing of it.
             NumericsError: a replay gives other numbers than the launched kernels.
         """
-        started, compiled, skipped = time.perf_counter(), num_compiled(), num_skipped()
-        synchronize(self.program.device)
-        with self._on_stream():
-            report = self._execution.warm_up()
-        synchronize(self.program.device)
-        self.report = report.with_(
-            warm_up_s=time.perf_counter() - started,
-            num_compiled=num_compiled() - compiled,
-            num_skipped=num_skipped() - skipped,
-        )
+        self.report = self._measured(self._execution.warm_up)
 
     def enter_worker(self) -> None:
         """Called once by the thread that will call this runner; checks a replay from there.
 
+        What must be captured by that thread is captured now, which joins the report.
+
         Raises:
             CaptureError, NumericsError: as ``warm_up`` does.
         """
-        skipped = num_skipped()
-        with self._on_stream():
-            difference = self._execution.enter_worker()
-        synchronize(self.program.device)
-        skipped = self.report.num_skipped + num_skipped() - skipped
-        self.report = self.report.with_(worker_difference=difference, num_skipped=skipped)
+        self.report = self.report.then(self._measured(self._execution.enter_worker))
 
     def feed(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy *tensors* into the program's inputs, on the current stream.
@@ -127,6 +115,19 @@ class Runner:
     def close(self) -> None:
         """Free graphs and put the program's functions back."""
         self._execution.close()
+
+    def _measured(self, make_ready: Callable[[], WarmUp]) -> WarmUp:
+        """What *make_ready* reports, with the seconds and the counts of the process."""
+        started, compiled, skipped = time.perf_counter(), num_compiled(), num_skipped()
+        synchronize(self.program.device)
+        with self._on_stream():
+            report = make_ready()
+        synchronize(self.program.device)
+        return report.with_(
+            warm_up_s=time.perf_counter() - started,
+            num_compiled=num_compiled() - compiled,
+            num_skipped=num_skipped() - skipped,
+        )
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dflash.execution.captures import capture_watch
-from dflash.execution.compiling import compile_regions, first_compile, num_compiled, num_skipped
+from dflash.execution.compiling import compile_regions, first_compile, num_skipped
 from dflash.execution.faults import CaptureError
 from dflash.execution.program import Program
 from dflash.execution.report import WarmUp
@@ -61,15 +61,17 @@ class Trees:
         first_compile()
         return WarmUp()
 
-    def enter_worker(self) -> float | None:
-        """Capture here what must be captured here; return the difference of a replay."""
+    def enter_worker(self) -> WarmUp:
+        """Capture here what must be captured here; compare a replay with launching."""
         if not self._warmed:
             if not self._unsafe:
                 self._refuse_sure_death()
-            return None
+            return WarmUp()
         if self._launched is None:
-            return self._until_quiet().difference
-        return self._check(rehearse(self._program, self.run).probe, "its worker's thread")
+            found = self._until_quiet()
+            return found.with_(worker_difference=found.difference)
+        probe = rehearse(self._program, self.run).probe
+        return WarmUp(worker_difference=self._check(probe, "its worker's thread"))
 
     def run(self, part: str) -> None:
         """Run one part; the first of a round marks the step."""
@@ -83,7 +85,7 @@ class Trees:
         self._undo()
 
     def _until_quiet(self) -> WarmUp:
-        watch, graphs, compiled = capture_watch(), capture_watch().total, num_compiled()
+        watch, graphs = capture_watch(), capture_watch().total
         skipped, there = num_skipped(), _has_manager(self._program.device)
         launched = self._pass()
         for _ in range(MAX_PASSES):
@@ -103,7 +105,6 @@ class Trees:
         self._launched = launched.probe
         return WarmUp(
             num_graphs=watch.total - graphs,
-            num_compiled=num_compiled() - compiled,
             launched_s=None,  # the first pass compiles
             replayed_s=seen.seconds,
             difference=self._check(seen.probe, threading.current_thread().name),

@@ -13,14 +13,17 @@ pytestmark = [
 THREADS_LACK_TREES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 CAPTURES_ON_FIRST_USE = """
 import threading, torch
-step = torch.compile(lambda x: (x @ x).sin().sum(), mode="reduce-overhead")
+steps = [
+    torch.compile(step, mode="reduce-overhead")
+    for step in (lambda x: (x @ x).sin().sum(), lambda x: (x @ x).cos().sum())
+]
 x = torch.ones(64, 64, device="cuda")
-def worker():
+def worker(step):
     for _ in range(3):
         torch.compiler.cudagraph_mark_step_begin()
         step(x)
-for number in range(2):  # one after the other: no race, only a state that threads lack
-    thread = threading.Thread(target=worker, name=f"drafter-{number}")
+for step in steps:  # one after the other: no race, only a state that the second thread lacks
+    thread = threading.Thread(target=worker, args=(step,))
     thread.start(), thread.join()
 """
 CAPTURES_BESIDE_A_MALLOC = """

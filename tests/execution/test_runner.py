@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from programs import Counting, number
 from tiny_runs import events_of, run, steps_of, tiny_config
 
 from dflash.execution import Runner, choose_mode
+from dflash.execution.report import WarmUp
 from dflash.records import EventRecord, StepRecord
 
 
@@ -90,6 +92,27 @@ def test_graphs_that_torch_skipped_are_in_the_report(monkeypatch: pytest.MonkeyP
     runner.enter_worker()
     assert runner.report.num_skipped == len(program.calls) > 0
     assert runner.report.as_record()["num_skipped"] == len(program.calls)
+
+
+def test_what_a_worker_makes_ready_joins_what_the_main_thread_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From torch 2.13 on torch's own graphs are captured by the worker, all of them."""
+    parts = SimpleNamespace(
+        warm_up=lambda: WarmUp(num_graphs=1, difference=0.5, launched_s=2.0),
+        enter_worker=lambda: WarmUp(num_graphs=4, difference=0.0, worker_difference=0.25),
+    )
+    monkeypatch.setattr("dflash.execution.runner._execution_of", lambda *_, **__: parts)
+    compiled = iter([10, 11, 20, 23])
+    monkeypatch.setattr("dflash.execution.runner.num_compiled", lambda: next(compiled))
+    runner = Runner(Counting(), "warmed")
+    runner.warm_up()
+    before_s = runner.report.warm_up_s
+    runner.enter_worker()
+    found = runner.report
+    assert (found.num_graphs, found.num_compiled) == (1 + 4, 1 + 3)
+    assert (found.difference, found.worker_difference, found.launched_s) == (0.0, 0.25, 2.0)
+    assert found.warm_up_s > before_s > 0
 
 
 def test_a_compiled_program_has_its_regions_replaced(compiled_in: list[str]) -> None:

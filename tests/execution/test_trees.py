@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dflash.execution import CaptureError, NumericsError, Region, behaviour_of
 from dflash.execution.captures import CaptureWatch
+from dflash.execution.report import WarmUp
 from dflash.execution.trees import MAX_PASSES, Trees
 
 OLD, NEW = "2.11.0+cu130", "2.13.0+cu130"
@@ -83,7 +84,7 @@ def test_up_to_2_12_the_main_thread_captures_and_the_worker_only_compares(
     main = threading.current_thread().name
     assert dict(watch.begun) == {main: 1}
     assert (report.num_graphs, report.difference) == (1, 0.0)
-    assert in_thread(trees.enter_worker) == 0.0
+    assert in_thread(trees.enter_worker) == WarmUp(worker_difference=0.0)
     assert dict(watch.begun) == {main: 1}
 
 
@@ -95,7 +96,8 @@ def test_from_2_13_on_the_worker_captures_for_itself(
     trees = Trees(program, warmed=True, unsafe=False)
     trees.warm_up()
     assert program.calls == []
-    assert in_thread(trees.enter_worker) == 0.0
+    found = in_thread(trees.enter_worker)
+    assert (found.num_graphs, found.difference, found.worker_difference) == (1, 0.0, 0.0)
     assert dict(watch.begun) == {"drafter-0": 1}
 
 
@@ -152,7 +154,7 @@ def test_a_lazy_program_runs_nothing_beforehand(
     program = Recording(watch)
     trees = Trees(program, warmed=False, unsafe=False)
     trees.warm_up()
-    assert in_thread(trees.enter_worker) is None
+    assert in_thread(trees.enter_worker) == WarmUp()
     assert program.calls == []
 
 
@@ -169,9 +171,9 @@ def test_a_lazy_worker_that_is_sure_to_die_is_told_why(
     with pytest.raises(CaptureError, match=r"thread drafter-0 cannot capture .*get_obj") as caught:
         in_thread(trees.enter_worker)
     assert "graphed" in caught.value.hint
-    assert in_thread(Trees(Recording(watch), warmed=False, unsafe=True).enter_worker) is None
+    assert in_thread(Trees(Recording(watch), warmed=False, unsafe=True).enter_worker) == WarmUp()
     on(NEW, monkeypatch)
-    assert in_thread(Trees(Recording(watch), warmed=False, unsafe=False).enter_worker) is None
+    assert in_thread(Trees(Recording(watch), warmed=False, unsafe=False).enter_worker) == WarmUp()
 
 
 def test_a_bare_assertion_of_the_trees_becomes_a_sentence(

@@ -1,43 +1,69 @@
 """Does another thread's step mark, or its compiled call, end the step of this one?
 
 Inference with ``mode="reduce-overhead"``: a step is a mark, f, then g, and uses f's output after g.
-``python docs/measurements/programs/generation_other_thread.py``; needs a GPU and torch alone.
+In between another thread marks a step, or calls a compiled function that this thread has captured:
+from the first step on, or only once f and g are recorded (the fifth). Printed for each of eight
+steps: f's output is right, WRONG, or gone, which torch says when it is read. Needs a GPU and torch:
+
+    python docs/measurements/programs/generation_other_thread.py
 """
 
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-if not torch.cuda.is_available():
-    sys.exit("needs a CUDA GPU")
-X = torch.ones(256, 256, device="cuda")
-F, G, OTHERS = (
-    torch.compile(function, mode="reduce-overhead")
-    for function in (lambda x: (x @ x).sin(), lambda x: (x @ x).cos(), lambda x: (x @ x).tanh())
-)
+NUM_STEPS, RECORDED = 8, 4
+Function = Callable[[torch.Tensor], torch.Tensor]
 
 
-def step(between: Callable[[], object]) -> str:
-    """What becomes of f's output if another thread does *between* after f and before g."""
+def step(f: Function, g: Function, between: Callable[[], object]) -> str:
+    """What becomes of f's output when *between* happens before g."""
+    x = torch.ones(256, 256, device="cuda")
     torch.compiler.cudagraph_mark_step_begin()
-    kept, errors = F(X), []
-    threading.excepthook = lambda error: errors.append(error.exc_type.__name__)
-    thread = threading.Thread(target=torch.no_grad()(between))
-    thread.start(), thread.join()
-    G(X)
+    kept = f(x)
+    between()
+    g(x)
     try:
-        right = torch.allclose(kept, (X @ X).sin())
+        return "right" if torch.allclose(kept, (x @ x).sin()) else "WRONG"
     except RuntimeError as error:
-        return f"{str(error).split('.')[0]}; {errors}"
-    return f"{'right' if right else 'WRONG'}; {errors}"
+        return "gone" if "has been overwritten" in str(error) else repr(error)
 
 
-with torch.no_grad():
-    bodies = {"nothing": lambda: None, "a mark": torch.compiler.cudagraph_mark_step_begin}
-    bodies["a compiled call"] = lambda: OTHERS(X)
+def steps(what: str, first: int, other: ThreadPoolExecutor) -> list[str]:
+    """Eight steps of newly compiled functions; the other thread does *what* from *first* on."""
+    torch.compiler.reset()
+    x = torch.ones(256, 256, device="cuda")
+    f, g, theirs = (
+        torch.compile(function, mode="reduce-overhead")
+        for function in (lambda x: (x @ x).sin(), lambda x: (x @ x).cos(), lambda x: x.tanh() + x)
+    )
+    for _ in range(3):
+        torch.compiler.cudagraph_mark_step_begin()
+        theirs(x)
+    bodies = {
+        "nothing": lambda: None,
+        "a mark": torch.compiler.cudagraph_mark_step_begin,
+        "a call": torch.no_grad()(lambda: theirs(x)),
+    }
+
+    def between() -> None:
+        error = other.submit(bodies[what]).exception()
+        if error is not None:
+            sys.stdout.write(f"the other thread: {error!r}\n")
+
+    return [
+        step(f, g, between if number >= first else bodies["nothing"]) for number in range(NUM_STEPS)
+    ]
+
+
+if __name__ == "__main__":
+    if not torch.cuda.is_available():
+        sys.exit(f"torch {torch.__version__} sees no CUDA GPU: nothing was run")
     sys.stdout.write(f"torch {torch.__version__}\n")
-    for name, body in bodies.items():
-        found = [step(body) for _ in range(6)]
-        sys.stdout.write(f"another thread does {name}: {found[-1]} (of six: {len(set(found))})\n")
+    with torch.no_grad(), ThreadPoolExecutor(1) as other:
+        for what in ("nothing", "a mark", "a call"):
+            for first in (0, RECORDED):
+                found = " ".join(steps(what, first, other))
+                sys.stdout.write(f"the other thread does {what} from step {first} on: {found}\n")

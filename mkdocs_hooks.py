@@ -137,14 +137,14 @@ def store(*files: Path) -> Path:
     if len({_where(run) for run in (read, *others)}) > 1:
         raise SystemExit(f"{', '.join(map(str, files))} are not of the same kind of machine")
     by_slug = {each["slug"]: each for run in (read, *others) for each in run["findings"]}
-    gpus = [gpu["name"] for gpu in read["environment"]["gpus"]]
+    gpus = _gpus(read)
     machine = f"{len(gpus)} x {gpus[0]}" if gpus else "CPU"
     kept = {
         "torch": read["torch"],
         "python": read["environment"]["python"],
         "machine": machine,
         "gpus": gpus,
-        "level": read["level"],
+        "level": " and ".join(sorted({run["level"] for run in (read, *others)})),
         "findings": [{name: by_slug[slug][name] for name in KEPT} for slug in sorted(by_slug)],
     }
     version = read["torch"].partition("+")[0]
@@ -155,8 +155,14 @@ def store(*files: Path) -> Path:
 
 
 def _where(run: dict[str, Any]) -> tuple[str, ...]:
-    gpus = (gpu["name"] for gpu in run["environment"]["gpus"])
-    return (run["torch"], run["environment"]["python"], *gpus)
+    return (run["torch"], run["environment"]["python"], *_gpus(run))
+
+
+def _gpus(run: dict[str, Any]) -> list[str]:
+    """Names of the GPUs that the run could use, of all that the driver lists."""
+    names = [gpu["name"] for gpu in run["environment"]["gpus"]]
+    visible = run["environment"].get("cuda_visible_devices")
+    return names if visible is None else names[: len([one for one in visible.split(",") if one])]
 
 
 if __name__ == "__main__":

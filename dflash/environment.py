@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Iterable
 from importlib import metadata, util
 from typing import Any
 
@@ -33,7 +34,11 @@ class Feature(_Facts):
 
 
 class Environment(_Facts):
-    """Versions, processors, GPUs and what they make possible."""
+    """Versions, processors, GPUs and what they make possible.
+
+    ``gpus`` are all that the driver lists; ``cuda_visible_devices`` is the variable that may hide
+    some of them from CUDA, None where it is not set.
+    """
 
     dflash: str
     python: str
@@ -45,8 +50,16 @@ class Environment(_Facts):
     driver: str | None = None
     gpus: list[Gpu] = []
     links: list[list[str]] = []
+    cuda_visible_devices: str | None = None
     gpus_unknown_because: str = ""
     features: list[Feature] = []
+
+
+def gpus_text(found: Environment, gpus: Iterable[str]) -> str:
+    """*gpus* on one line, with the variable that may hide some of them where it is set."""
+    listed = ", ".join(gpus) or found.gpus_unknown_because or "no GPU"
+    visible = found.cuda_visible_devices
+    return listed if visible is None else f"{listed} (CUDA_VISIBLE_DEVICES={visible})"
 
 
 def environment(*, with_torch: bool = True) -> Environment:
@@ -64,6 +77,7 @@ def environment(*, with_torch: bool = True) -> Environment:
         driver=found.driver,
         gpus=found.gpus,
         links=found.links,
+        cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         gpus_unknown_because=found.unknown_because,
         features=_features(torch),
     )

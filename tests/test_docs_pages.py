@@ -82,13 +82,16 @@ def test_diagnoses_of_one_kind_of_machine_are_put_together_and_of_two_refused(
         facts = dict.fromkeys(mkdocs_hooks.KEPT)
         findings = [{**facts, "slug": slug, "verdict": v} for slug, v in verdicts.items()]
         where = {"python": python, "gpus": []}
-        run = {"torch": "2.13.0", "level": "quick", "environment": where, "findings": findings}
+        level = "standard" if name == "second.json" else "quick"
+        run = {"torch": "2.13.0", "level": level, "environment": where, "findings": findings}
         (tmp_path / name).write_text(json.dumps(run))
         return tmp_path / name
 
     first = told("first.json", "3.12", b="inconclusive", a="reproduced")
     kept = mkdocs_hooks.store(first, told("second.json", "3.12", b="reproduced"))
-    found = json.loads(kept.read_text())["findings"]
+    stored = json.loads(kept.read_text())
+    assert stored["level"] == "quick and standard"
+    found = stored["findings"]
     assert [(each["slug"], each["verdict"]) for each in found] == [
         ("a", "reproduced"),
         ("b", "reproduced"),
@@ -97,10 +100,30 @@ def test_diagnoses_of_one_kind_of_machine_are_put_together_and_of_two_refused(
         mkdocs_hooks.store(first, told("third.json", "3.13", b="reproduced"))
 
 
+def test_a_gpu_that_was_hidden_from_a_diagnosis_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mkdocs_hooks, "VERDICTS", tmp_path / "kept")
+    for visible, seen in ((None, 2), ("1", 1), ("0,1", 2), ("", 0)):
+        gpus = [{"name": "NVIDIA H200"}] * 2
+        where = {"python": "3.12", "gpus": gpus, "cuda_visible_devices": visible}
+        run = {"torch": "2.14.1", "level": "quick", "environment": where, "findings": []}
+        (tmp_path / "found.json").write_text(json.dumps(run))
+        kept = mkdocs_hooks.store(tmp_path / "found.json")
+        assert json.loads(kept.read_text())["gpus"] == ["NVIDIA H200"] * seen, visible
+
+
 def test_the_table_has_a_column_for_every_stored_diagnosis() -> None:
     heads = next(line for line in index().splitlines() if line.startswith("| failure mode"))
     assert heads.count("|") == 2 + len(STORED)
     assert STORED
+
+
+def too_few_launches(found: dict[str, Any]) -> bool:
+    """Whether every launch went as it should, and a rate needs more of them to be told apart."""
+    faulty, sound = found["faulty"], found["sound"]
+    all_as_expected = faulty["shown"] == faulty["launches"] and sound["shown"] == 0
+    return found["remedy_verified"] == "unclear" and all_as_expected and sound["launches"] < 4
 
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
@@ -113,4 +136,4 @@ def test_stored_verdicts_are_what_the_pages_say_about_versions(path: Path) -> No
         expected = expectation(mode, stored["torch"], num_gpus=num_gpus).expected
         if mode.affected and expected != "not known" and found["faulty"] is not None:
             assert found["verdict"] == expected, found["slug"]
-            assert found["remedy_verified"] in ("yes", "not run")
+            assert found["remedy_verified"] in ("yes", "not run") or too_few_launches(found)

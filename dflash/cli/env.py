@@ -22,6 +22,8 @@ def env(
         print_table(("GPU", "name", "memory", "in use", "capability"), _gpus(found))
     else:
         print(f"no GPU: {found.gpus_unknown_because or 'the driver lists none'}")
+    if found.cuda_visible_devices is not None:
+        print(f"CUDA_VISIBLE_DEVICES={found.cuda_visible_devices}: CUDA sees no other GPU")
     if found.links:
         print()
         heads = [f"GPU {index}" for index in range(len(found.links))]

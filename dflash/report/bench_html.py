@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from textwrap import dedent
 
+from dflash.environment import gpus_text
 from dflash.measurement import Bench, Row
 from dflash.report.bench_columns import (
     Group,
@@ -151,11 +152,11 @@ def _curves(bench: Bench) -> Iterator[str]:
 def _machine(bench: Bench) -> Iterator[str]:
     where = bench.environment
     packages = ", ".join(f"{name} {version}" for name, version in where.packages.items() if version)
-    gpus = ", ".join(f"{gpu.name} ({gpu.memory_gib:.1f} GiB)" for gpu in where.gpus)
+    gpus = gpus_text(where, [f"{gpu.name} ({gpu.memory_gib:.1f} GiB)" for gpu in where.gpus])
     memory = "" if where.memory_gib is None else f", {where.memory_gib:.0f} GiB"
     facts = {
         "measured on": bench.device,
-        "GPUs": gpus or where.gpus_unknown_because or "none",
+        "GPUs": gpus,
         "driver": where.driver or "none",
         "CUDA": where.cuda_build or "none",
         "machine": f"{where.cpu_cores} cores{memory}, {where.platform}",

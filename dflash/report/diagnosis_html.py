@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from html import escape
 
 from dflash.diagnose.findings import Diagnosis, Finding
+from dflash.environment import gpus_text
 from dflash.report.diagnosis import advice_lines, finding_lines, rate_text
 from dflash.report.lanes import lanes, memory_curves
 from dflash.report.page_style import style
@@ -19,7 +20,7 @@ HEADINGS = ("failure mode", "verdict", "expected", "faulty", "remedied", "remedy
 def diagnosis_html(found: Diagnosis) -> str:
     """The whole page: the table, what to do, then each mode with its timelines and evidence."""
     machine = found.environment
-    gpus = ", ".join(gpu.name for gpu in machine.gpus) or "no GPU"
+    gpus = gpus_text(machine, [gpu.name for gpu in machine.gpus])
     where = f"torch {found.torch}, {gpus}, {machine.cpu_cores} cores, Python {machine.python}"
     parts = [
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',

@@ -206,6 +206,19 @@ def test_a_bug_elsewhere_leaves_a_crash_file_here(
     assert [path.name[:13] for path in tmp_path.iterdir()] == ["dflash-crash-"]
 
 
+def test_env_says_what_hides_gpus_from_cuda(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert main(["env"]) == 0
+    assert "CUDA_VISIBLE_DEVICES" not in capsys.readouterr().out
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert main(["env"]) == 0
+    assert "CUDA_VISIBLE_DEVICES=1: CUDA sees no other GPU" in capsys.readouterr().out
+    assert main(["env", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cuda_visible_devices"] == "1"
+
+
 def test_env_works_without_a_gpu_and_says_why(capsys: Capture) -> None:
     assert main(["env", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dflash.execution import Region
-from dflash.execution.compiling import MAX_VERSIONS, compile_regions
+from dflash.execution.compiling import MAX_VERSIONS, SAME_EVERY_TIME, compile_regions
 
 DEFAULT_LIMIT = 8
 
@@ -94,3 +94,29 @@ def test_inductor_compiles_with_graphs_where_asked_and_never_times_a_reduction_t
     assert program.square(torch.full((2, 2), 3.0)).tolist() == [[18.0, 18.0], [18.0, 18.0]]
     assert found[-1] == (False, cudagraphs)  # it calls itself with its options in force
     assert config.dynamic_scale_rblock, "only for what is compiled here"
+
+
+@pytest.mark.parametrize("cudagraphs", [False, True])
+def test_no_kernel_is_chosen_by_what_was_faster_just_then(
+    monkeypatch: pytest.MonkeyPatch, *, cudagraphs: bool
+) -> None:
+    """A tile size chosen by time changes how a sum is rounded, from one process to the next."""
+    program = SimpleNamespace(device=torch.device("cpu"), double=lambda x: x * 2)
+    program.regions = lambda: [Region(program, "double")]
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **asks: asked.append(asks) or function)
+    compile_regions(program, all_of_them=True, cudagraphs=cudagraphs)
+    options = asked[0]["options"]
+    assert (options["deterministic"], options["dynamic_scale_rblock"]) == (True, False)
+    assert options.get("triton.cudagraphs", False) is cudagraphs
+
+
+def test_options_that_the_installed_torch_does_not_know_are_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would refuse all of them; "deterministic" came after 2.9, the oldest that we take."""
+    monkeypatch.setitem(SAME_EVERY_TIME, "of_a_later_torch", True)
+    program = SimpleNamespace(device=torch.device("cpu"), double=lambda x: x * 2)
+    program.regions = lambda: [Region(program, "double")]
+    compile_regions(program, all_of_them=True)
+    assert program.double(torch.ones(3)).tolist() == [2.0] * 3

@@ -22,7 +22,8 @@ Versions
     Seen on one H200 with 2.11, own and shared wrappers. Not seen with one GPU for each of two
     threads (a device has an autograd thread of its own), and not possible on a CPU, where the
     backward pass runs in the calling thread. Seen on one H200 with 2.14.1: 2 of 2 launches stood
-    still for 60 s in the two places named above; remedied, 0 of 2. 2.12 and 2.13: not known.
+    still for 60 s in the two places named above, and 4 of 4 for 75 s; remedied, 0 of 4. 2.12 and
+    2.13: not known.
 Sources
     torch/_higher_order_ops/flex_attention.py, torch/_inductor/compile_fx.py of 2.11 and 2.14.
 """

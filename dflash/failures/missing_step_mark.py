@@ -3,13 +3,19 @@
 Symptom
     ``RuntimeError: Error: accessing tensor output of CUDAGraphs that has been overwritten by a
     subsequent run.`` with the advice to clone or to call
-    ``torch.compiler.cudagraph_mark_step_begin()``.
+    ``torch.compiler.cudagraph_mark_step_begin()``. Or none: where another thread's mark falls
+    between two calls of a step, the first one's output is gone while the second is warmed up and
+    recorded, and *wrong* without a word in every step after.
 Mechanism
     Cudagraph trees reuse the memory of outputs when a new generation begins
     (``can_start_new_generation`` in torch/_inductor/cudagraph_trees.py). Without marks every
     top-level compiled call that has no pending backward begins one, so a step of two calls gives up
     the first one's output in the second. The counter is the process's, not the thread's: a call or
     a mark in *any* thread counts. A mark prevents no overwriting; it says when it may happen.
+    A call recorded after another thread's mark is a root of its own, in the memory of the output
+    that was given up, and a replay of it ends no step aloud (``try_end_curr_execution``). Recorded
+    as a child, before any such mark, it stays one: later marks change nothing, nor does a compiled
+    call of the other thread.
 Reproduce
     A step of two calls of one compiled function, whose results are added up: six times, by the mode
     that marks the first part of every round. The fault takes the mark away. Counted are the steps
@@ -20,9 +26,10 @@ Remedy
 Verify
     0 steps lose an output.
 Versions
-    Seen: the error on one H200 with 2.11, in inference and training, and with 2.14.1; the
-    process-wide counter on a CPU with 2.11, 2.13 and 2.14. 2.13 adds a text for gradients, 2.14 a
-    setting that clones (cudagraph_trees_generation_cloning).
+    Seen: the error on one H200 with 2.11, in inference and training, and with 2.14.1; the silent
+    form with both (docs/measurements/programs/generation_other_thread.py); the process-wide counter
+    on a CPU with 2.11, 2.13 and 2.14. 2.13 adds a text for gradients, 2.14 a setting that clones
+    (cudagraph_trees_generation_cloning).
 Sources
     https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_cudagraph_trees.html
     pytorch#169545, pytorch#170604, pytorch#152887

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dflash.config.text import toml_value
 from dflash.data.shards import make_readable
 from dflash.drafter.shape import DrafterShape
 from dflash.drafter.zlab import to_zlab
@@ -242,6 +243,11 @@ class Resumed:
     tau: float | None
 
 
+def _told(setting: object) -> str:
+    """A setting as a config file has it."""
+    return "nothing" if setting is None else toml_value(setting)
+
+
 def resume_from(folder: Path, contract: dict[str, Any]) -> Resumed:
     """Read a checkpoint that a run with *contract* may go on from.
 
@@ -257,7 +263,7 @@ def resume_from(folder: Path, contract: dict[str, Any]) -> Resumed:
         )
     full = read_manifest_as(TrainingManifest, folder)
     differences = [
-        f"{key} = {full.contract.get(key)!r} there, {value!r} here"
+        f"{key} = {_told(full.contract.get(key))} there, {_told(value)} here"
         for key, value in contract.items()
         if full.contract.get(key) != value
     ]

@@ -254,7 +254,7 @@ def test_every_contradiction_is_named_at_once(saved: Path) -> None:
         resume_from(saved, other)
     assert "seed = 0 there, 1 here" in caught.value.what
     assert "target.taps = [0, 2] there, [1, 2] here" in caught.value.what
-    assert "new.key = None there, True here" in caught.value.what
+    assert "new.key = nothing there, true here" in caught.value.what
     assert "token_budget" not in caught.value.what
     assert "another --run-dir" in caught.value.hint
 

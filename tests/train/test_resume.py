@@ -204,7 +204,7 @@ def test_sigusr2_makes_a_checkpoint_and_the_run_goes_on(place: Path, tmp_path: P
         ({"data": {"token_budget": 256}}, r"data\.token_budget = 128 there, 256 here"),
         ({"data": {"anchor_density": 0.5}}, r"data\.anchor_density = 0\.125 there, 0\.5 here"),
         ({"data": {"max_document_tokens": 32}}, r"data\.sha256 = .*max_document_tokens = 64 there"),
-        ({"objective": {"kind": "dpace"}}, r"objective\.kind = 'decay' there, 'dpace' here"),
+        ({"objective": {"kind": "dpace"}}, r'objective\.kind = "decay" there, "dpace" here'),
         ({"optim": {"accumulate_steps": 3}}, r"packed batches per step = 1 there, 3 here"),
     ],
 )

@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from importlib import metadata, util
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from dflash import __version__
 from dflash.nvml import Gpu, gpu_report
+from dflash.readable import readable_facts
 
 PACKAGES = ("torch", "transformers", "safetensors", "numpy", "pydantic", "typer", "rich", "triton")
 EXTRAS = {"gguf": "gguf", "parquet": "pyarrow", "tensorboard": "tensorboard"}
@@ -23,6 +24,8 @@ EXTRAS = {"gguf": "gguf", "parquet": "pyarrow", "tensorboard": "tensorboard"}
 
 class _Facts(BaseModel):
     model_config = ConfigDict(frozen=True)
+
+    _readable = model_validator(mode="before")(readable_facts)
 
 
 class Feature(_Facts):

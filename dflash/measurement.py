@@ -5,9 +5,10 @@ Names carry their units; a figure that a machine or a mode does not have is null
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dflash.environment import Environment
+from dflash.readable import readable_facts
 
 FORMAT = 1
 """Of the JSON; another number means other names or other meanings."""
@@ -18,6 +19,8 @@ Verdict = Literal["same", "faster", "slower", "unclear"]
 
 class _Facts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    _readable = model_validator(mode="before")(readable_facts)
 
 
 class Estimate(_Facts):

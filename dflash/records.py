@@ -13,13 +13,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from dflash.errors import DataError
+from dflash.readable import readable_facts
 
 
 class _Line(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    _readable = model_validator(mode="before")(readable_facts)
 
     step: int = Field(ge=0, description="optimizer steps done when it was written")
 

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FLOORS = {
     "errors": 0, "config": 0, "records": 0, "environment": 0, "nvml": 0, "measurement": 0,
+    "readable": 0,
     "drafter": 1,
     "data": 2, "target": 2, "decode": 2, "execution": 2,
     "pipeline": 3,

@@ -1,21 +1,27 @@
 """The way in: the one place that turns an error into a message and an exit code."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from traceback import extract_tb
 
 from dflash import __version__
 from dflash.cli.commands import call, help_text
 from dflash.cli.interrupts import INTERRUPTED_EXIT
-from dflash.cli.output import leave_now
-from dflash.errors import INTERNAL_EXIT, DflashError
+from dflash.cli.output import leave_now, make_stdout_take_everything
+from dflash.errors import INTERNAL_EXIT, DflashError, MissingError, UsageError
+from dflash.readable import readable
 
 BROKEN_PIPE_EXIT = 141  # 128 + SIGPIPE: whoever read the output left
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit code (table in the README)."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
+    make_stdout_take_everything()
     try:
         _dispatch(argv)
         sys.stdout.flush()
@@ -26,18 +32,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _pipe_closed()
     except DflashError as error:
-        print(f"error: {error.what}", file=sys.stderr)
-        if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
-        if error.threads_left:
-            leave_now(error.exit_code)
-        return error.exit_code
-    except Exception as error:  # noqa: BLE001 - a bug of ours ends in a crash file
-        from dflash.cli.crash import report_crash
-
-        report_crash(error, argv)
-        return INTERNAL_EXIT
+        return _told(error)
+    except Exception as error:  # noqa: BLE001
+        return _unexpected(error, argv)
     return 0
+
+
+def _unexpected(error: Exception, argv: list[str]) -> int:
+    """What is no fault of this machine's is a bug of ours, which ends in a crash file."""
+    if known := _of_the_machine(error):
+        return _told(known)
+    from dflash.cli.crash import report_crash
+
+    report_crash(error, argv)
+    return INTERNAL_EXIT
+
+
+def _told(error: DflashError) -> int:
+    """Say it, and return its code; with threads left there is no return."""
+    print(f"error: {readable(error.what)}", file=sys.stderr)
+    if error.hint:
+        print(f"hint: {readable(error.hint)}", file=sys.stderr)
+    if error.threads_left:
+        leave_now(error.exit_code)
+    return error.exit_code
+
+
+def _of_the_machine(error: Exception) -> DflashError | None:
+    """What is no bug of ours: a stdout that takes no more, a torch that cannot be imported."""
+    if not isinstance(error, OSError | ImportError):
+        return None
+    if isinstance(error, OSError) and error.filename is None and error.errno in FULL:
+        _drop_stdout()
+        return UsageError(
+            f"what was to be printed cannot be written: {error.strerror}",
+            hint="see where stdout leads; reports asked for as files are written before",
+        )
+    places = [Path(frame.filename).parts[-2:] for frame in extract_tb(error.__traceback__)]
+    if ("torch", "__init__.py") in places and "torch" not in sys.modules:
+        return MissingError(
+            f"torch is installed but cannot be imported: {error}",
+            hint="python -c 'import torch' shows the same; install it anew for this machine",
+        )
+    return None
 
 
 def _dispatch(argv: list[str]) -> None:
@@ -74,9 +111,14 @@ def _interrupted() -> int:
 
 
 def _pipe_closed() -> int:
-    """Say nothing, not even when the interpreter flushes on its way out."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Say nothing."""
+    _drop_stdout()
     return BROKEN_PIPE_EXIT
+
+
+def _drop_stdout() -> None:
+    """Let stdout lead nowhere, also when the interpreter flushes it on its way out."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

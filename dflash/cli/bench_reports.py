@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash.cli.interrupts import INTERRUPTED_EXIT
-from dflash.cli.output import check_writable, print_lines, talk, write_report
+from dflash.cli.output import check_reports, print_json_text, print_lines, talk, write_report
 
 if TYPE_CHECKING:
     from dflash.measurement import Bench, Changes
@@ -30,14 +30,13 @@ class BenchReports:
         """Refuse files that cannot be written, before anything is measured.
 
         Raises:
-            UsageError: one cannot.
+            UsageError: one cannot, or two are the same.
         """
-        for path in (self._json_file, self.markdown, self.html):
-            if path is not None:
-                check_writable(path)
+        asked = (self._json_file, self.markdown, self.html)
+        check_reports([path for path in asked if path is not None])
 
     def give(self, bench: "Bench", outcomes: "Sequence[Outcome]" = ()) -> None:
-        """Print *bench* and what became of the expectations, and write every file.
+        """Write every file, then print *bench* and what became of the expectations.
 
         Raises:
             UsageError: a file cannot be written.
@@ -47,19 +46,19 @@ class BenchReports:
         from dflash.report.bench_markdown import bench_markdown
         from dflash_bench.files import bench_json
 
-        self._write(self._json_file, lambda: bench_json(bench))  # first: nothing may lose it
+        self._write(self._json_file, lambda: bench_json(bench))
+        self._write(self.markdown, lambda: bench_markdown(bench))
+        self._write(self.html, lambda: bench_html(bench))
         if self.json_out == "-":
-            print(bench_json(bench), end="")
+            print_json_text(bench_json(bench))
             for line in outcome_lines(outcomes):
                 talk(line)
         else:
             told = list(outcome_lines(outcomes))
             print_lines([*bench_lines(bench), *([""] if told else []), *told], style_of)
-        self._write(self.markdown, lambda: bench_markdown(bench))
-        self._write(self.html, lambda: bench_html(bench))
 
     def give_changes(self, changes: "Changes") -> None:
-        """Print a comparison and write every file.
+        """Write every file, then print a comparison.
 
         Raises:
             UsageError: a file cannot be written.
@@ -69,11 +68,11 @@ class BenchReports:
 
         text = changes.model_dump_json(indent=2) + "\n"
         self._write(self._json_file, lambda: text)
+        self._write(self.markdown, lambda: changes_markdown(changes))
         if self.json_out == "-":
-            print(text, end="")
+            print_json_text(text)
         else:
             print_lines(change_lines(changes), style_of)
-        self._write(self.markdown, lambda: changes_markdown(changes))
 
     @property
     def _json_file(self) -> Path | None:

@@ -8,6 +8,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -24,9 +25,11 @@ def report_crash(error: Exception, argv: Sequence[str]) -> None:
     for folder in _places(argv):
         beside = folder / f"{name}.partial"
         try:
-            beside.write_text(text, encoding="utf-8")
+            beside.write_text(text, encoding="utf-8", errors="backslashreplace")
             beside.replace(folder / name)
         except OSError:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
             continue
         print(f"{summary}; its traceback is in {folder / name}", file=sys.stderr)
         print("hint: this is a bug in dflash; please report it with that file", file=sys.stderr)

@@ -1,8 +1,10 @@
 """Results on stdout, talk on stderr; plain text and no control codes without a terminal."""
 
 import errno
+import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,7 +14,25 @@ from dflash.errors import UsageError
 
 
 def print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print_json_text(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_json_text(text: str) -> None:
+    """A JSON value as text; what stdout's encoding does not have is escaped as JSON does it."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
+    print(text.removesuffix("\n"))
+
+
+def make_stdout_take_everything() -> None:
+    """Escape what stdout's encoding does not have; a stdout that was closed takes and drops."""
+    if sys.stdout is None:  # closed by whoever started us
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for good
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def leave_now(code: int) -> NoReturn:
@@ -39,6 +59,21 @@ def print_lines(lines: Iterable[str], style_of: Callable[[str], str]) -> None:
         console.print(Text(line, style=style_of(line)))
 
 
+def check_reports(paths: Sequence[Path]) -> None:
+    """Find out before the work is done whether all these reports of one command can be written.
+
+    Raises:
+        UsageError: one cannot, or two are the same file.
+    """
+    for number, path in enumerate(paths):
+        check_writable(path)
+        if not _is_stream(path) and _whole(path) in map(_whole, paths[:number]):
+            raise UsageError(
+                f"two reports go to {path}: the later would replace the earlier",
+                hint="give every report a file of its own",
+            )
+
+
 def check_writable(path: Path) -> None:
     """Find out before the work is done whether a report can be written to *path*.
 
@@ -48,11 +83,31 @@ def check_writable(path: Path) -> None:
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        beside = path.with_name(f"{path.name}.partial")
+        if _is_stream(path):
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
+        beside = _beside(path)
         beside.write_bytes(b"")
         beside.unlink()
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether it is a device, a pipe or a socket, which is written to and never replaced."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _whole(path: Path) -> Path:
+    """Where *path* leads, through links."""
+    return Path(os.path.realpath(path))
+
+
+def _beside(path: Path) -> Path:
+    """Where a report is made before it takes its place, under a name of our own."""
+    whole = _whole(path)
+    return whole.with_name(f"{whole.name}.{os.getpid()}.partial")
 
 
 def check_folder(path: Path, *, replaced: bool) -> None:
@@ -89,15 +144,22 @@ def _is_read_only(folder: Path) -> bool:
 
 
 def write_report(path: Path, text: str) -> None:
-    """Write *text* to *path* whole or not at all.
+    """Write *text* to *path* whole or not at all; what is a device or a pipe just takes it.
 
     Raises:
         UsageError: it cannot be written.
     """
-    beside = path.with_name(f"{path.name}.partial")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        if _is_stream(path):
+            path.write_text(text, encoding="utf-8")
+            return
+        beside = _beside(path)
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(_whole(path))
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise _unwritable(path, error) from error
 

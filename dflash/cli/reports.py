@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash.cli.output import check_writable, print_lines, write_report
+from dflash.cli.output import check_reports, print_json_text, print_lines, write_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,23 +24,22 @@ class Reports:
         """Refuse files that cannot be written, before anything is launched.
 
         Raises:
-            UsageError: one cannot.
+            UsageError: one cannot, or two are the same.
         """
-        for path, _ in self._files():
-            check_writable(path)
+        check_reports([path for path, _ in self._files()])
 
     def give(self, found: "Diagnosis") -> None:
-        """Print *found* and write every file.
+        """Write every file, then print *found*: whoever reads the screen may leave.
 
         Raises:
             UsageError: a file cannot be written.
         """
-        if self.json_out == "-":
-            print(_json(found), end="")
-        else:
-            _show(found)
         for path, made in self._files():
             write_report(path, made(found))
+        if self.json_out == "-":
+            print_json_text(_json(found))
+        else:
+            _show(found)
 
     def _files(self) -> "list[tuple[Path, Callable[[Diagnosis], str]]]":
         json_file = Path(self.json_out) if self.json_out not in (None, "", "-") else None

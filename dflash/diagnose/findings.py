@@ -2,9 +2,10 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dflash.environment import Environment
+from dflash.readable import readable_facts
 
 Variant = Literal["own", "faulty", "sound", "control"]
 Part = Literal["whole", "cpu"]
@@ -19,6 +20,8 @@ Severity = Literal["error", "warning", "none"]
 
 class _Facts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    _readable = model_validator(mode="before")(readable_facts)
 
 
 class Mark(_Facts):
@@ -131,6 +134,7 @@ class Diagnosis(_Facts):
     findings: list[Finding]
     advice: Advice | None = None
     complete: bool = Field(default=True, description="false: interrupted, later modes are missing")
+    missing: list[str] = Field(default=[], description="slugs that an interrupt left out")
     wall_s: float = 0.0
 
 

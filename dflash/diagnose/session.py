@@ -45,6 +45,7 @@ def diagnose(
         findings=findings,
         advice=advice,
         complete=complete,
+        missing=[mode.slug for mode in modes[len(findings) :]],
         wall_s=round(time.monotonic() - begun_s, 3),
     )
 

@@ -29,6 +29,7 @@ def diagnosis_html(found: Diagnosis) -> str:
         f"<style>{style()}\n{VERDICTS}</style></head><body>",
         "<h1>dflash diagnose</h1>",
         f"<p>{escape(where)}; level {escape(found.level)}, {found.wall_s:.0f} s.</p>",
+        *_interrupted(found),
         *_table(found),
     ]
     if found.advice:
@@ -36,6 +37,12 @@ def diagnosis_html(found: Diagnosis) -> str:
     for finding in found.findings:
         parts += _section(finding)
     return "\n".join([*parts, "</body></html>", ""])
+
+
+def _interrupted(found: Diagnosis) -> Iterator[str]:
+    if not found.complete:
+        missing = ", ".join(found.missing)
+        yield f'<p class="inconclusive">Incomplete: interrupted before {missing}.</p>'
 
 
 def _table(found: Diagnosis) -> Iterator[str]:

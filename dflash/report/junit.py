@@ -5,14 +5,17 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from dflash.diagnose.findings import Diagnosis, Finding
 from dflash.report.diagnosis import finding_lines
 
+CLASS = "dflash.failures"
+INTERRUPTED = "not examined: the diagnosis was interrupted"
+
 
 def junit_xml(diagnosis: Diagnosis) -> str:
-    """Reproduced is a failure, inconclusive an error, not applicable a skip."""
+    """Reproduced is a failure, inconclusive or not come to an error, not applicable a skip."""
     findings = diagnosis.findings
     counts = {
-        "tests": len(findings),
+        "tests": len(findings) + len(diagnosis.missing),
         "failures": sum(_is_failure(finding) for finding in findings),
-        "errors": sum(finding.verdict == "inconclusive" for finding in findings),
+        "errors": sum(one.verdict == "inconclusive" for one in findings) + len(diagnosis.missing),
         "skipped": sum(finding.verdict == "not applicable" for finding in findings),
     }
     numbers = {name: str(count) for name, count in counts.items()}
@@ -20,10 +23,15 @@ def junit_xml(diagnosis: Diagnosis) -> str:
     numbers |= {"name": "dflash diagnose", "time": f"{diagnosis.wall_s:.3f}"}
     suite = SubElement(root, "testsuite", numbers)
     properties = SubElement(suite, "properties")
-    for name, value in (("torch", diagnosis.torch), ("level", diagnosis.level)):
+    complete = "yes" if diagnosis.complete else "no: it was interrupted"
+    facts = {"torch": diagnosis.torch, "level": diagnosis.level, "complete": complete}
+    for name, value in facts.items():
         SubElement(properties, "property", name=name, value=value)
     for finding in findings:
         _case(suite, finding)
+    for slug in diagnosis.missing:
+        case = SubElement(suite, "testcase", classname=CLASS, name=slug, time="0.000")
+        SubElement(case, "error", message=INTERRUPTED, type="interrupted")
     indent(root)
     return tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -32,12 +40,12 @@ def _case(suite: Element, finding: Finding) -> None:
     case = SubElement(
         suite,
         "testcase",
-        classname="dflash.failures",
+        classname=CLASS,
         name=finding.slug,
         time=f"{finding.wall_s:.3f}",
     )
     message = f"{finding.verdict}: {finding.why}"
-    text = _printable("\n".join(finding_lines(finding)))
+    text = "\n".join(finding_lines(finding))
     if finding.verdict == "not applicable":
         SubElement(case, "skipped", message=message)
     elif finding.verdict == "inconclusive":
@@ -52,8 +60,3 @@ def _case(suite: Element, finding: Finding) -> None:
 
 def _is_failure(finding: Finding) -> bool:
     return finding.severity == "error" and finding.verdict != "inconclusive"
-
-
-def _printable(text: str) -> str:
-    """Without the control characters that XML cannot hold."""
-    return "".join(char for char in text if char.isprintable() or char in "\n\t")

@@ -182,7 +182,8 @@ def test_an_interrupted_diagnosis_keeps_the_modes_that_are_done(
     fakes: Use, fake: Named, *, signum: int, tmp_path: Path
 ) -> None:
     done = fake("NUMBER")
-    fakes(done, fake("LINGER"))  # which goes on for a minute
+    lingers = fake("LINGER")  # which goes on for a minute
+    fakes(done, lingers)
 
     def interrupt(slug: str, launch: Launch) -> None:
         if (slug, launch.variant) == (done.slug, "sound"):
@@ -195,6 +196,7 @@ def test_an_interrupted_diagnosis_keeps_the_modes_that_are_done(
     found = Diagnosis.model_validate_json(Path("found.json").read_text(encoding="utf-8"))
     assert [finding.slug for finding in found.findings] == [done.slug]
     assert not found.complete
+    assert found.missing == [lingers.slug]
     assert found.advice is None
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 

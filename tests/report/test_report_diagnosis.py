@@ -155,6 +155,26 @@ def test_junit_counts_and_holds_what_xml_can() -> None:
     assert "capture-race" in (failure.text or "")
 
 
+def test_junit_is_xml_whatever_a_message_holds() -> None:
+    found = finding(
+        verdict="not reproduced", remedy_verified="no", remedy_why="\x1b[31ma\x07\udcff"
+    )
+    (failure,) = ET.fromstring(junit_xml(diagnosis(found))).iter("failure")  # noqa: S314 - ours
+    assert failure.get("message") == "the remedy failed: a\\x07\\udcff"
+
+
+def test_what_an_interrupt_left_out_is_told_by_every_report() -> None:
+    stopped = diagnosis(finding()).model_copy(update={"complete": False, "missing": ["late-shape"]})
+    suite = ET.fromstring(junit_xml(stopped)).find("testsuite")  # noqa: S314 - our own
+    assert suite is not None
+    assert (suite.get("tests"), suite.get("errors")) == ("2", "1")
+    (left,) = suite.iter("error")
+    assert "interrupted" in left.get("message", "")
+    assert [case.get("name") for case in suite.iter("testcase")] == ["capture-race", "late-shape"]
+    assert "Incomplete: interrupted before late-shape." in diagnosis_html(stopped)
+    assert "ncomplete" not in diagnosis_html(diagnosis(finding()))
+
+
 def test_a_remedied_program_that_fails_is_a_junit_failure_too() -> None:
     found = finding(verdict="not reproduced", remedy_verified="no", remedy_why="1 of 5")
     (failure,) = ET.fromstring(junit_xml(diagnosis(found))).iter("failure")  # noqa: S314 - ours

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from dflash.cli.diagnose_options import refuse_one_file_twice, refuse_others, task_of
 from dflash.cli.interrupts import sigterm_is_ctrl_c
 from dflash.cli.options import JsonOut
 from dflash.cli.output import print_json, print_lines, print_table, talk, write_report
 from dflash.cli.reports import Reports
-from dflash.errors import MissingError, UsageError
+from dflash.errors import MissingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,36 +24,44 @@ if TYPE_CHECKING:
 
 FOUND_EXIT = 1
 INCONCLUSIVE_EXIT = 4
+Level = Annotated[
+    Literal["quick", "standard", "deep"],
+    typer.Option(help="5, 20 or 300 launches, of GPU modes 2, 5 or 20"),
+]
+StepName = Annotated[
+    str, typer.Option(metavar="MODULE:FUNCTION", help="your own step: make_step(device)")
+]
+FailOn = Annotated[
+    Literal["error", "warning", "never"], typer.Option(help="what makes the exit code 1")
+]
 
 
 def diagnose(  # noqa: PLR0913 - a command's options
+    context: typer.Context,
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="[SLUG]...|all|run RUN_DIR", help="nothing lists the failure modes"),
     ] = None,
     *,
-    level: Annotated[
-        Literal["quick", "standard", "deep"],
-        typer.Option(help="5, 20 or 300 launches, of GPU modes 2, 5 or 20"),
-    ] = "standard",
+    level: Level = "standard",
     trials: Annotated[
         int | None, typer.Option(min=1, help="launches instead of the level's")
     ] = None,
     timeout: Annotated[
         float | None, typer.Option(min=0.1, help="seconds of a launch instead of the page's")
     ] = None,
-    targets: Annotated[int, typer.Option("-M", "--targets", min=1, help="for the advice")] = 1,
-    drafters: Annotated[int, typer.Option("-N", "--drafters", min=1, help="for the advice")] = 1,
-    step: Annotated[
-        str, typer.Option(metavar="MODULE:FUNCTION", help="your own step: make_step(device)")
-    ] = "",
+    targets: Annotated[
+        int, typer.Option("-M", "--targets", min=1, help="for the advice of all")
+    ] = 1,
+    drafters: Annotated[
+        int, typer.Option("-N", "--drafters", min=1, help="for the advice of all")
+    ] = 1,
+    step: StepName = "",
     json_out: JsonOut = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="write JUnit XML")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="write one HTML page")] = None,
     require_gpu: Annotated[bool, typer.Option(help="exit 3 where there is none")] = False,
-    fail_on: Annotated[
-        Literal["error", "warning", "never"], typer.Option(help="what makes the exit code 1")
-    ] = "error",
+    fail_on: FailOn = "error",
     list_only: Annotated[bool, typer.Option("--list", help="list, launch nothing")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="print the JSON schema")] = False,
 ) -> None:
@@ -60,40 +69,33 @@ def diagnose(  # noqa: PLR0913 - a command's options
 
     dflash diagnose watch -- COMMAND runs a program of yours and diagnoses that.
     """
-    if schema:
+    words, reports = words or [], Reports(json_out, junit, html)
+    task = task_of(words, listed=list_only, schema=schema)
+    refuse_others(context, task)
+    refuse_one_file_twice(reports)
+    reports.check()
+    if task == "schema":
         _print_schema()
         return
-    words, reports = _checked(words or []), Reports(json_out, junit, html)
-    reports.check()
-    if words[:1] == ["run"]:
-        _read_run(words[1:], reports=reports, fail_on=fail_on)
+    if task == "run":
+        _read_run(Path(words[1]), json_out=json_out, fail_on=fail_on)
         return
     from dflash.diagnose.examine import Plan
-    from dflash.diagnose.select import modes_called, require_slugs
+    from dflash.diagnose.select import modes_called
 
-    require_slugs(words)
     plan = Plan(level=level, trials=trials, time_limit_s=timeout, step=step)
     machine = _machine(require_gpu=require_gpu)
     modes = modes_called(words)
-    if list_only or not words:
+    if task == "list":
         _list(modes, machine, plan=plan, json_out=json_out)
         return
     from dflash.diagnose.session import diagnose as examine_all
 
     with sigterm_is_ctrl_c():
-        counts = (targets, drafters) if "all" in words else None
+        counts = (targets, drafters) if task == "all" else None
         found = examine_all(modes, machine, plan=plan, counts=counts, watch=_talk_of)
     reports.give(found)
     _leave(found, fail_on=fail_on)
-
-
-def _checked(words: list[str]) -> list[str]:
-    if words[:1] == ["watch"]:
-        raise UsageError(
-            "options of dflash diagnose watch go behind that word",
-            hint="dflash diagnose watch --json FILE -- python train.py ...",
-        )
-    return words
 
 
 def _machine(*, require_gpu: bool) -> "Machine":
@@ -114,27 +116,20 @@ def _talk_of(slug: str, launch: "Launch") -> None:
     talk(launch_line(slug, launch))
 
 
-def _read_run(words: "Sequence[str]", *, reports: Reports, fail_on: str) -> None:
+def _read_run(run_dir: Path, *, json_out: str | None, fail_on: str) -> None:
     from dflash.diagnose.aftermath import diagnose_run
     from dflash.diagnose.machine import installed_torch
     from dflash.report.diagnosis import run_lines, style_of
 
-    if len(words) != 1:
-        raise UsageError("dflash diagnose run takes one RUN_DIR", hint="dflash diagnose run runs/x")
-    if reports.junit or reports.html:
-        raise UsageError(
-            "dflash diagnose run writes no --junit and no --html", hint="its report is --json FILE"
-        )
-    json_out = reports.json_out
     installed_torch()
-    found = diagnose_run(Path(words[0]))
+    found = diagnose_run(run_dir)
     text = found.model_dump_json(indent=2)
     if json_out == "-":
         print(text)
     else:
+        if json_out:  # first, since whoever reads the screen may leave
+            write_report(Path(json_out), text + "\n")
         print_lines(run_lines(found), style_of)
-    if json_out and json_out != "-":
-        write_report(Path(json_out), text + "\n")
     if found.suffered and fail_on != "never":
         sys.exit(FOUND_EXIT)
 
@@ -175,8 +170,8 @@ def _list(
         return
     if json_out:
         write_report(Path(json_out), json.dumps(facts, indent=2) + "\n")
-    shown = [(slug, runs, expected) for slug, _, runs, expected, _ in rows]
-    print_table(("failure mode", "runs here", "expected"), shown)
+    shown = [(slug, runs, expected, str(num)) for slug, _, runs, expected, num in rows]
+    print_table(("failure mode", "runs here", "expected", "launches"), shown)
     talk(f"expected: what is known of torch {machine.torch}; dflash explain SLUG says more")
 
 

@@ -18,9 +18,11 @@ import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn
 
 from dflash.diagnose import timeline
+from dflash.diagnose.user_step import theirs
 
 PR_SET_PDEATHSIG = 1
 MAX_THREAD_ERRORS = 8
@@ -41,7 +43,9 @@ def main() -> NoReturn:
         stage = "run"
         result = {"value": program()}
     except BaseException as error:  # noqa: BLE001 - however it ends, it is evidence
-        result = {**_described(error, threading.current_thread().name), "stage": stage}
+        frames = theirs(error) if words.variant == "own" else error.__traceback__
+        told = _described(error, threading.current_thread().name, frames)
+        result = {**told, "stage": stage}
         timeline.mark("fail", error=result["error"])
     _write(words.result, {**result, "thread_errors": lost[:MAX_THREAD_ERRORS]})
     sys.stdout.flush()
@@ -74,17 +78,18 @@ def _note(args: "threading.ExceptHookArgs", lost: list[dict[str, str]]) -> None:
     """Keep what ended a thread, and show it as Python would."""
     if args.exc_value is None:
         return
-    lost.append(_described(args.exc_value, args.thread.name if args.thread else ""))
+    name = args.thread.name if args.thread else ""
+    lost.append(_described(args.exc_value, name, args.exc_value.__traceback__))
     timeline.mark("fail", error=lost[-1]["error"])
     traceback.print_exception(args.exc_value)
 
 
-def _described(error: BaseException, thread: str) -> dict[str, str]:
+def _described(error: BaseException, thread: str, frames: TracebackType | None) -> dict[str, str]:
     return {
         "type": type(error).__name__,
         "error": f"{type(error).__name__}: {error}".removesuffix(": "),
         "thread": thread,
-        "traceback": "".join(traceback.format_exception(error)),
+        "traceback": "".join(traceback.format_exception(type(error), error, frames)),
     }
 
 

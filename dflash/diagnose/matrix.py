@@ -1,4 +1,4 @@
-"""Which execution modes are safe here, which to choose, and the configuration lines for it.
+"""Which execution modes are safe here, which to choose, and the configuration's keys for it.
 
 The rules are those of ``dflash train`` (``dflash.execution.choose_mode`` and its table of torch's
 versions); what was found on this machine is laid over them.
@@ -31,12 +31,13 @@ def advise(
         why = choice.why
     else:
         why = f"the first of {', '.join(dict.fromkeys(ranked))} that is safe here"
+    short = _shortage(machine.num_gpus, num_targets, num_drafters)
     return Advice(
         num_targets=num_targets,
         num_drafters=num_drafters,
         modes=modes,
         choose=chosen,
-        why=why,
+        why=f"{why}; {short}" if short else why,
         config=_config(targets, drafters, mode=chosen),
     )
 
@@ -46,6 +47,25 @@ def layout(num_gpus: int, num_targets: int, num_drafters: int) -> tuple[list[str
     gpus = [f"cuda:{index}" for index in range(num_gpus)] or ["cpu"]
     places = list(islice(cycle(gpus), num_targets + num_drafters))
     return places[:num_targets], places[num_targets:]
+
+
+def _shortage(num_gpus: int, num_targets: int, num_drafters: int) -> str:
+    """That there is no device for each target and drafter, and what becomes of them, or ""."""
+    if num_targets + num_drafters <= num_gpus:
+        return ""
+    has = f"here {'is' if num_gpus == 1 else 'are'} {_counted(num_gpus, 'CUDA GPU')}"
+    asked = f"{_counted(num_targets, 'target')} and {_counted(num_drafters, 'drafter')}"
+    those = "them" if num_gpus > 1 else "it"
+    told = f"{has if num_gpus else 'here is only the CPU'} for {asked}, which share {those}"
+    num_named = min(num_targets, max(num_gpus, 1))
+    if num_named == num_targets:
+        return told
+    named = _counted(num_named, "device")
+    return f"{told}; target.devices names {named}, since a device holds the frozen target once"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _judged(

@@ -7,6 +7,7 @@ from dflash.diagnose.examine import Plan, address_of, examine
 from dflash.diagnose.findings import Diagnosis, Launch
 from dflash.diagnose.launch import Order, run_orders
 from dflash.diagnose.machine import Machine
+from dflash.diagnose.user_step import RETURNS, require_spelling, wrong_step
 from dflash.errors import UsageError
 from dflash.failures import FailureMode, all_modes
 
@@ -59,12 +60,7 @@ def _check_step(modes: Sequence[FailureMode], plan: Plan) -> None:
             f"--step cannot stand in for the program of {', '.join(without)}",
             hint=f"failure modes that take a step of yours: {able}",
         )
-    module, sign, name = plan.step.partition(":")
-    if not (module and sign and name.isidentifier()):
-        raise UsageError(
-            f"--step {plan.step!r} is not MODULE:FUNCTION",
-            hint="for example --step mypackage.mymodule:make_step",
-        )
+    require_spelling(plan.step)
     limit_s = plan.time_limit_s or OWN_LIMIT_S
     order = Order(
         address=address_of(modes[0]),
@@ -80,10 +76,14 @@ def _check_step(modes: Sequence[FailureMode], plan: Plan) -> None:
             f" {limit_s:g}",
             hint=f"without --timeout it has {OWN_LIMIT_S:g} s to come to its end",
         )
-    if own.end != "number":
-        told = (own.traceback or own.stacks or own.stderr_tail).rstrip()
-        raise UsageError(
-            f"{plan.step} fails on its own, with no failure mode around it: {own.end}:"
-            f" {own.message}\n{told}",
-            hint="make_step(device) returns a callable and a tuple of its inputs",
-        )
+    if own.end == "number":
+        return
+    wrong = wrong_step(own.message)
+    if wrong is not None:
+        raise wrong
+    told = "\n" + (own.traceback or own.stacks or own.stderr_tail).rstrip()
+    raise UsageError(
+        f"{plan.step} fails on its own, with no failure mode around it: {own.end}:"
+        f" {own.message}{'' if told.strip() == own.message else told}",
+        hint=f"mend it first; {RETURNS}",
+    )

@@ -1,8 +1,11 @@
 """A diagnosis as lines of at most 78 columns; ``style_of`` says which of them stand out."""
 
+import shlex
 import textwrap
+import tomllib
 from collections.abc import Iterator
 
+from dflash.config import toml_value
 from dflash.diagnose.findings import (
     Advice,
     Diagnosis,
@@ -13,6 +16,7 @@ from dflash.diagnose.findings import (
     Suffered,
     WatchDiagnosis,
 )
+from dflash.report.layout import command_lines, title_lines
 
 WIDTH = 78
 INDENT = "  "
@@ -54,13 +58,26 @@ def matrix_lines(diagnosis: Diagnosis) -> list[str]:
 
 
 def advice_lines(advice: Advice) -> list[str]:
-    """Every execution mode, the lines to paste, and last what to do in one sentence."""
+    """Every execution mode; the advice as a command and as keys; last what to do, in a sentence."""
     lines = []
     for each in advice.modes:
         lines += _row(each.mode, f"{each.safe}: {each.why}", label_width=16)
-    lines += ["", "paste into the configuration:"]
+    words = ["dflash", "train", "CONFIG", *_overrides(advice)]
+    lines += ["", "train so, whatever CONFIG says (dflash config check takes the same words):"]
+    lines += command_lines(shlex.join(words))
+    lines += ["or set these keys in CONFIG, each in the section of that name:"]
     lines += [f"{INDENT}{line}" for line in advice.config.splitlines()]
-    return [*lines, "", *textwrap.wrap(f"{advice.sentence}: {advice.why}", WIDTH)]
+    return [*lines, "", *title_lines(f"{advice.sentence}: {advice.why}")]
+
+
+def _overrides(advice: Advice) -> list[str]:
+    """The keys of the advice as the words that ``dflash train`` takes behind the configuration;
+    without spaces, so that the devices of eight GPUs fit a line."""
+    return [
+        f"{table}.{key}={toml_value(value).replace(', ', ',')}"
+        for table, keys in tomllib.loads(advice.config).items()
+        for key, value in keys.items()
+    ]
 
 
 def launch_line(slug: str, launch: Launch) -> str:

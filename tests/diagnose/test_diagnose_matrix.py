@@ -92,7 +92,28 @@ def test_targets_come_first_and_gpus_are_used_again_where_they_end() -> None:
     assert layout(0, 1, 2) == (["cpu"], ["cpu", "cpu"])
 
 
-def test_the_lines_to_paste_are_a_configuration() -> None:
+def test_one_sentence_says_that_devices_are_fewer_than_targets_and_drafters() -> None:
+    def why(num_gpus: int, num_targets: int, num_drafters: int) -> str:
+        asked = {"num_targets": num_targets, "num_drafters": num_drafters}
+        return advise([], machine(num_gpus), **asked).why
+
+    once = "since a device holds the frozen target once"
+    assert why(0, 6, 2).endswith(
+        "; here is only the CPU for 6 targets and 2 drafters, which share it;"
+        f" target.devices names 1 device, {once}"
+    )
+    assert why(0, 1, 1).endswith(
+        "; here is only the CPU for 1 target and 1 drafter, which share it"
+    )
+    assert why(1, 1, 2).endswith("; here is 1 CUDA GPU for 1 target and 2 drafters, which share it")
+    assert why(2, 2, 1).endswith(
+        "; here are 2 CUDA GPUs for 2 targets and 1 drafter, which share them"
+    )
+    assert why(4, 5, 1).endswith(f"target.devices names 4 devices, {once}")
+    assert "here" not in why(8, 6, 2)
+
+
+def test_the_keys_to_set_are_a_configurations() -> None:
     advice = advise([], machine(4), num_targets=3, num_drafters=1)
     tables = tomllib.loads(advice.config)
     assert tables["target"]["devices"] == ["cuda:0", "cuda:1", "cuda:2"]
@@ -100,7 +121,7 @@ def test_the_lines_to_paste_are_a_configuration() -> None:
     assert tables["execution"]["mode"] == "graphed"
 
 
-def test_a_device_holds_the_target_once_in_the_lines_to_paste() -> None:
+def test_a_device_holds_the_target_once_in_the_keys_to_set() -> None:
     tables = tomllib.loads(advise([], machine(0), num_targets=6, num_drafters=2).config)
     assert tables["target"]["devices"] == ["cpu"]
     assert tables["drafter"]["devices"] == ["cpu", "cpu"]

@@ -32,8 +32,8 @@ class BenchReports:
         Raises:
             UsageError: one cannot, or two are the same.
         """
-        asked = (self._json_file, self.markdown, self.html)
-        check_reports([path for path in asked if path is not None])
+        files = {"--json": self._json_file, "--markdown": self.markdown, "--html": self.html}
+        check_reports(files)
 
     def give(self, bench: "Bench", outcomes: "Sequence[Outcome]" = ()) -> None:
         """Write every file, then print *bench* and what became of the expectations.

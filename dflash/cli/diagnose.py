@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dflash.cli.diagnose_options import refuse_one_file_twice, refuse_others, task_of
+from dflash.cli.diagnose_options import refuse_others, task_of
 from dflash.cli.interrupts import sigterm_is_ctrl_c
 from dflash.cli.options import JsonOut
-from dflash.cli.output import print_json, print_lines, print_table, talk, write_report
+from dflash.cli.output import (
+    print_json,
+    print_json_text,
+    print_lines,
+    print_table,
+    talk,
+    write_report,
+)
 from dflash.cli.reports import Reports
 from dflash.errors import MissingError
 
@@ -72,7 +79,6 @@ def diagnose(  # noqa: PLR0913 - a command's options
     words, reports = words or [], Reports(json_out, junit, html)
     task = task_of(words, listed=list_only, schema=schema)
     refuse_others(context, task)
-    refuse_one_file_twice(reports)
     reports.check()
     if task == "schema":
         _print_schema()
@@ -125,7 +131,7 @@ def _read_run(run_dir: Path, *, json_out: str | None, fail_on: str) -> None:
     found = diagnose_run(run_dir)
     text = found.model_dump_json(indent=2)
     if json_out == "-":
-        print(text)
+        print_json_text(text)
     else:
         if json_out:  # first, since whoever reads the screen may leave
             write_report(Path(json_out), text + "\n")

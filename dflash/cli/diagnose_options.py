@@ -1,13 +1,10 @@
 """Which options ``dflash diagnose`` takes for which task; what it would ignore is refused."""
 
 from collections.abc import Iterable, Sequence
-from itertools import combinations
-from pathlib import Path
 from typing import Literal
 
 import typer
 
-from dflash.cli.reports import Reports
 from dflash.errors import UsageError
 
 Task = Literal["schema", "run", "list", "modes", "all"]
@@ -81,23 +78,6 @@ def refuse_others(context: typer.Context, task: Task) -> None:
     if empty:
         names = " and ".join(_shown(context, empty))
         raise UsageError(f"{names} is empty", hint="give it a value or leave it out")
-
-
-def refuse_one_file_twice(reports: Reports) -> None:
-    """Check that no report would take the place of another.
-
-    Raises:
-        UsageError: two go to one file.
-    """
-    json_file = None if reports.json_out in (None, "-") else Path(reports.json_out or "")
-    files = {"--json": json_file, "--junit": reports.junit, "--html": reports.html}
-    named = [(option, path) for option, path in files.items() if path is not None]
-    for (one, path), (other, same) in combinations(named, 2):
-        if path.resolve() == same.resolve():
-            raise UsageError(
-                f"{one} and {other} name one file, {path}, which holds one report",
-                hint="give each report a file of its own",
-            )
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

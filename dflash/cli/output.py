@@ -6,7 +6,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import NoReturn
 
@@ -59,18 +60,23 @@ def print_lines(lines: Iterable[str], style_of: Callable[[str], str]) -> None:
         console.print(Text(line, style=style_of(line)))
 
 
-def check_reports(paths: Sequence[Path]) -> None:
-    """Find out before the work is done whether all these reports of one command can be written.
+def check_reports(files: Mapping[str, Path | None]) -> None:
+    """Find out before the work is done whether the reports of one command can be written.
+
+    Args:
+        files: where each option sends its report, if anywhere.
 
     Raises:
-        UsageError: one cannot, or two are the same file.
+        UsageError: one cannot be written, or two go to one file.
     """
-    for number, path in enumerate(paths):
+    named = [(option, path) for option, path in files.items() if path is not None]
+    for _, path in named:
         check_writable(path)
-        if not _is_stream(path) and _whole(path) in map(_whole, paths[:number]):
+    for (one, path), (other, same) in combinations(named, 2):
+        if _whole(path) == _whole(same) and not _is_stream(path):
             raise UsageError(
-                f"two reports go to {path}: the later would replace the earlier",
-                hint="give every report a file of its own",
+                f"{one} and {other} name one file, {path}, which holds one report",
+                hint="give each report a file of its own",
             )
 
 

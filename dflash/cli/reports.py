@@ -26,7 +26,7 @@ class Reports:
         Raises:
             UsageError: one cannot, or two are the same.
         """
-        check_reports([path for path, _ in self._files()])
+        check_reports({"--json": self._json_file, "--junit": self.junit, "--html": self.html})
 
     def give(self, found: "Diagnosis") -> None:
         """Write every file, then print *found*: whoever reads the screen may leave.
@@ -41,9 +41,12 @@ class Reports:
         else:
             _show(found)
 
+    @property
+    def _json_file(self) -> Path | None:
+        return Path(self.json_out) if self.json_out not in (None, "", "-") else None
+
     def _files(self) -> "list[tuple[Path, Callable[[Diagnosis], str]]]":
-        json_file = Path(self.json_out) if self.json_out not in (None, "", "-") else None
-        files = ((json_file, _json), (self.junit, _junit), (self.html, _html))
+        files = ((self._json_file, _json), (self.junit, _junit), (self.html, _html))
         return [(path, made) for path, made in files if path is not None]
 
 

@@ -111,7 +111,7 @@ class Advice(_Facts):
     modes: list[ModeAdvice]
     choose: str
     why: str
-    config: str = Field(description="lines to paste into a configuration")
+    config: str = Field(description="keys to set, by section of a configuration")
 
     @property
     def sentence(self) -> str:

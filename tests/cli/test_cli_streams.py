@@ -63,10 +63,10 @@ def test_a_file_of_the_user_that_is_called_partial_stays(tmp_path: Path) -> None
 
 def test_two_reports_in_one_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    check_reports([tmp_path / "a", tmp_path / "b"])
+    check_reports({"--json": tmp_path / "a", "--html": tmp_path / "b", "--junit": None})
     for other in ("a", "./a", "link"):
-        with pytest.raises(UsageError, match="two reports go to"):
-            check_reports([tmp_path / "a", tmp_path / "b", tmp_path / other])
+        with pytest.raises(UsageError, match="--json and --html name one file"):
+            check_reports({"--json": tmp_path / "a", "--html": tmp_path / other})
 
 
 class Gone(io.StringIO):

@@ -5,9 +5,26 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from dflash.diagnose.findings import Diagnosis, Finding, Launch, Mark, Rate, RunDiagnosis, Suffered
+from dflash.diagnose.findings import (
+    Diagnosis,
+    Finding,
+    Launch,
+    Mark,
+    Rate,
+    RunDiagnosis,
+    Stall,
+    Suffered,
+    WatchDiagnosis,
+)
 from dflash.environment import environment
-from dflash.report.diagnosis import WIDTH, finding_lines, launch_line, run_lines, style_of
+from dflash.report.diagnosis import (
+    WIDTH,
+    finding_lines,
+    launch_line,
+    run_lines,
+    style_of,
+    watch_lines,
+)
 from dflash.report.diagnosis_html import diagnosis_html
 from dflash.report.junit import junit_xml
 from dflash.report.lanes import lanes, memory_curves
@@ -175,3 +192,42 @@ def test_what_a_run_suffered_from_is_told_with_its_evidence() -> None:
     assert run_lines(RunDiagnosis(run_dir="runs/x", suffered=[])) == ["ok runs/x: nothing found"]
     died = RunDiagnosis(run_dir="runs/x", suffered=[], notes=["it ended after step 2"])
     assert run_lines(died)[0] == "?? runs/x: no failure mode found"
+
+
+STALL = Stall(at_s=2.0, still_s=2.0, stacks="")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"exit_code": 0}, "ok no failure mode was seen"),
+        ({"exit_code": 3}, "?? no failure mode was seen, but its exit code is 3"),
+        (
+            {"exit_code": None, "signal": "SIGSEGV"},
+            "?? no failure mode was seen, but it died of SIGSEGV",
+        ),
+        (
+            {"exit_code": None, "signal": "SIGABRT", "ended_for_stall": True, "stalls": [STALL]},
+            "?? no failure mode was seen, but it stood still and was ended",
+        ),
+        (
+            {"exit_code": 0, "stalls": [STALL]},
+            "?? no failure mode was seen, but it stood still for a while",
+        ),
+        (
+            {"exit_code": 0, "undiagnosed": "torch cannot be imported: OSError: no libcudart"},
+            "?? nothing could be diagnosed, since torch cannot be imported: OSError: no libcudart",
+        ),
+    ],
+)
+def test_a_watched_program_is_ok_only_where_it_ended_well(how: dict[str, Any], said: str) -> None:
+    lines = watch_lines(WatchDiagnosis(command=["x"], wall_s=1.0, suffered=[], **how))
+    assert max(map(len, lines)) <= WIDTH
+    assert " ".join(" ".join(lines[1:]).split()) == said
+    assert style_of(lines[1]) == ("green" if said.startswith("ok") else "yellow")
+
+
+def test_a_program_that_suffered_is_told_of_that_alone() -> None:
+    suffered = Suffered(slug="late-shape", title="A shape.", evidence=["one"])
+    found = WatchDiagnosis(command=["x"], exit_code=1, wall_s=1.0, suffered=[suffered])
+    assert [line for line in watch_lines(found) if line.startswith(("ok", "??"))] == []

@@ -7,6 +7,7 @@ them.
 """
 
 import re
+import signal
 from typing import Any
 
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # ECMA-48, section 5.4: control sequences
@@ -22,6 +23,20 @@ def readable(text: str) -> str:
     """
     text = _LINE_ENDS.sub("\n", _COLOURS.sub("", text))
     return _UNREADABLE.sub(lambda found: _escape(ord(found[0])), text)
+
+
+def signal_name(number: int) -> str:
+    """``SIGSEGV``; of a real-time signal, which has no name of its own, ``signal 35``."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def signal_number(name: str) -> int:
+    """The number of what ``signal_name`` called *name*."""
+    known = signal.Signals.__members__.get(name)
+    return int(name.rpartition(" ")[2]) if known is None else known.value
 
 
 def readable_facts(cls: type, facts: Any) -> Any:  # noqa: ANN401, ARG001 - whatever a model gets

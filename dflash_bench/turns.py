@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from dflash.readable import signal_name
 from dflash_bench.quiet_start import interrupts_held_back
 from dflash_bench.subjects import Facts, Failure, Order, Subject, serve
 
@@ -252,5 +253,5 @@ def _ending(exit_code: int | None) -> str:
     if exit_code is None:
         return "it closed its pipe and goes on"
     if exit_code < 0:
-        return f"killed by {signal.Signals(-exit_code).name}"
+        return f"killed by {signal_name(-exit_code)}"
     return f"exit code {exit_code}"

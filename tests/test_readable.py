@@ -7,7 +7,7 @@ from xml.etree.ElementTree import fromstring
 import pytest
 from pydantic import BaseModel, model_validator
 
-from dflash.readable import readable, readable_facts
+from dflash.readable import readable, readable_facts, signal_name, signal_number
 
 
 class Told(BaseModel):
@@ -55,3 +55,9 @@ def test_no_character_at_all_keeps_a_text_out_of_json_or_xml() -> None:
     assert text.encode()
     escaped = text.replace("&", "&amp;").replace("<", "&lt;")
     assert len(fromstring(f"<a>{escaped}</a>").text or "") == len(text)  # noqa: S314 - our own
+
+
+@pytest.mark.parametrize(("number", "name"), [(11, "SIGSEGV"), (9, "SIGKILL"), (35, "signal 35")])
+def test_a_signal_has_a_name_a_real_time_one_too(number: int, name: str) -> None:
+    assert signal_name(number) == name
+    assert signal_number(name) == number

@@ -1,6 +1,5 @@
 """``dflash diagnose watch -- COMMAND``: run a user's own program and say what it suffered from."""
 
-import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,11 +9,13 @@ import typer
 
 from dflash.cli.interrupts import TOGETHER_S
 from dflash.cli.options import JsonOut
-from dflash.cli.output import check_writable, talk, write_report
+from dflash.cli.output import check_writable, print_json_text, talk, write_report
 from dflash.errors import MissingError
+from dflash.readable import signal_number
 
 if TYPE_CHECKING:
     from dflash.diagnose.findings import WatchDiagnosis
+    from dflash.diagnose.watch import Watched
 
 FOUND_EXIT, STALL_EXIT = 1, 5
 SIGNALLED = 128
@@ -45,7 +46,8 @@ def watch(
 
     The program knows nothing of it. What was found goes to stderr, behind the program's own. With
     --json - the program's stdout goes there too. Exit code: 5 if the program was ended for a stall,
-    1 if something was found, else the program's own (128 + the signal that ended it).
+    1 if something was found, else the program's own (128 + the signal that ended it). Where torch
+    cannot be imported the program is run all the same, and nothing is diagnosed.
     """
     if json_out and json_out != "-":
         check_writable(Path(json_out))
@@ -62,20 +64,30 @@ def watch(
         together_s=TOGETHER_S,
     )
     watched = watch_program(command or [], plan=plan, talk=talk)
-    from dflash.diagnose.verdicts import diagnose_watched  # with torch, so no sooner
+    _give(_diagnosed(watched), json_out=json_out, fail_on=fail_on)
 
-    _give(diagnose_watched(watched), json_out=json_out, fail_on=fail_on)
+
+def _diagnosed(watched: "Watched") -> "WatchDiagnosis":
+    """What it suffered from; the detectors take torch, which is imported no sooner than here."""
+    try:
+        import torch  # noqa: F401
+    except Exception as error:  # noqa: BLE001 - whatever a broken installation raises
+        why = f"torch cannot be imported: {type(error).__name__}: {error}"
+        return watched.undiagnosed(why)
+    from dflash.diagnose.verdicts import diagnose_watched
+
+    return diagnose_watched(watched)
 
 
 def _give(found: "WatchDiagnosis", *, json_out: str | None, fail_on: str) -> None:
     from dflash.report.diagnosis import watch_lines
 
     text = found.model_dump_json(indent=2)
+    if json_out and json_out != "-":
+        write_report(Path(json_out), text + "\n")
     talk("\n".join(watch_lines(found)))
     if json_out == "-":
-        print(text)
-    elif json_out:
-        write_report(Path(json_out), text + "\n")
+        print_json_text(text)
     if code := _exit_code(found, fail_on=fail_on):
         sys.exit(code)
 
@@ -86,5 +98,5 @@ def _exit_code(found: "WatchDiagnosis", *, fail_on: str) -> int:
     if found.suffered and fail_on != "never":
         return FOUND_EXIT
     if found.exit_code is None:
-        return SIGNALLED + signal.Signals[found.signal]
+        return SIGNALLED + signal_number(found.signal)
     return found.exit_code

@@ -194,4 +194,5 @@ class WatchDiagnosis(_Facts):
     suffered: list[Suffered]
     stalls: list[Stall] = []
     processes: list[WatchedProcess] = []
+    undiagnosed: str = Field(default="", description="why nothing could be looked for, if so")
     notes: list[str] = []

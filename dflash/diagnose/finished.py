@@ -1,17 +1,12 @@
 """What a finished or crashed run left behind, as the detectors of failure modes read it."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from dflash.diagnose.findings import Launch
-from dflash.errors import DataError, UsageError
-from dflash.records import EvalRecord, EventRecord, StepRecord, read_records
-
-RECORDS, STACKS, ENVIRONMENT = "records.jsonl", "stacks.txt", "environment.json"
+from dflash.records import EvalRecord, EventRecord, StepRecord
 
 AnyRecord = StepRecord | EvalRecord | EventRecord
 
@@ -41,13 +36,18 @@ class Interval:
 class FinishedRun:
     """Records, whatever text tells of its end (stacks, tracebacks, output), the environment.
 
-    A program that writes no records may have been watched: ``watched`` is what it did again and
-    again after its warm-up, ``num_skipped`` the graphs that torch did not capture for it.
+    ``stacks`` are those of its last attempt, ``unread`` says what of its files is damaged, a
+    sentence each; records were ``cut`` where one of them is. A program that writes no records may
+    have been watched: ``watched`` is what it did again and again after its warm-up,
+    ``num_skipped`` the graphs that torch did not capture for it.
     """
 
     records: tuple[AnyRecord, ...] = ()
     text: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
+    stacks: str = ""
+    unread: tuple[str, ...] = ()
+    cut: bool = False
     watched: tuple[Interval, ...] = ()
     num_skipped: int = 0
 
@@ -58,6 +58,11 @@ class FinishedRun:
     @property
     def evals(self) -> list[EvalRecord]:
         return [record for record in self.records if isinstance(record, EvalRecord)]
+
+    @property
+    def attempt(self) -> tuple[AnyRecord, ...]:
+        """Records since the run was last resumed."""
+        return self.records[resumed_at(self.records) :]
 
     @property
     def undisturbed(self) -> list[tuple[StepRecord, StepRecord]]:
@@ -82,18 +87,23 @@ class FinishedRun:
 
     def events(self, name: str) -> list[EventRecord]:
         """Events of that name, in order."""
-        found = [record for record in self.records if isinstance(record, EventRecord)]
-        return [event for event in found if event.name == name]
+        return [record for record in self.records if is_event(record, name)]
 
     def lines_with(self, *words: str) -> Iterator[str]:
         """Lines of the text that hold any of *words*, each once."""
         lines = (line.strip() for line in self.text.splitlines())
         yield from dict.fromkeys(line for line in lines if any(word in line for word in words))
 
-    @property
-    def torch(self) -> str:
-        """The version it ran with, or ""."""
-        return str(self.environment.get("packages", {}).get("torch") or "")
+
+def is_event(record: AnyRecord, *names: str) -> TypeGuard[EventRecord]:
+    """Whether *record* is an event of one of *names*."""
+    return isinstance(record, EventRecord) and record.name in names
+
+
+def resumed_at(records: Sequence[AnyRecord]) -> int:
+    """The place of the last event ``resumed``; 0 where there is none."""
+    places = (place for place, one in enumerate(records) if is_event(one, "resumed"))
+    return max(places, default=0)
 
 
 def _interval(before: StepRecord, now: StepRecord) -> Interval:
@@ -117,26 +127,6 @@ def says(*words: str) -> Callable[[FinishedRun], Iterable[str]]:
     return lambda run: run.lines_with(*words)
 
 
-def read_run(run_dir: Path) -> FinishedRun:
-    """Read a run folder; what is missing is left empty, a crash may have come before it.
-
-    Raises:
-        UsageError: there is no run in that folder.
-        DataError: its records are none.
-    """
-    records, stacks, environment = (run_dir / name for name in (RECORDS, STACKS, ENVIRONMENT))
-    if not any(path.is_file() for path in (records, stacks, environment)):
-        raise UsageError(
-            f"{run_dir} is no run folder: it has none of {RECORDS}, {STACKS}, {ENVIRONMENT}",
-            hint="name the folder that dflash train --run-dir was given",
-        )
-    read = _last_attempt(tuple(read_records(records)) if records.exists() else ())
-    texts = [stacks, *sorted(run_dir.glob("dflash-crash-*.txt"))]
-    told = [path.read_text(encoding="utf-8", errors="replace") for path in texts if path.exists()]
-    told += [_words(record) for record in read if isinstance(record, EventRecord)]
-    return FinishedRun(records=read, text="\n".join(told), environment=_environment(environment))
-
-
 def as_finished(launches: Iterable[Launch]) -> FinishedRun:
     """What launches of a failure mode left behind, in the place of a run's own end."""
     parts = [
@@ -145,26 +135,3 @@ def as_finished(launches: Iterable[Launch]) -> FinishedRun:
         for part in (launch.message, launch.traceback, launch.stacks, launch.stderr_tail)
     ]
     return FinishedRun(text="\n".join(parts))
-
-
-def _last_attempt(records: tuple[AnyRecord, ...]) -> tuple[AnyRecord, ...]:
-    """Without the deaths of attempts after which the run was resumed."""
-    names = [record.name if isinstance(record, EventRecord) else "" for record in records]
-    resumed = max((place for place, name in enumerate(names) if name == "resumed"), default=0)
-    return tuple(
-        record for place, record in enumerate(records) if place >= resumed or names[place] != "died"
-    )
-
-
-def _words(event: EventRecord) -> str:
-    return "\n".join(f"{event.name}.{name}: {value}" for name, value in event.detail.items())
-
-
-def _environment(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path} is no JSON: {error}") from error
-    return read if isinstance(read, dict) else {}

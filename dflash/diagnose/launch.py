@@ -22,6 +22,7 @@ from typing import Any
 import dflash
 from dflash.diagnose.findings import End, Launch, Mark, Part, Variant
 from dflash.diagnose.room import Place, Room
+from dflash.readable import signal_name
 
 GRACE_S = 5.0  # between SIGABRT, at which faulthandler writes the stacks, and SIGKILL
 POLL_S = 0.02
@@ -220,7 +221,7 @@ def _how_it_ended(
     if "value" in result:
         return "number", {"value": result["value"]}
     if code is not None and code < 0:
-        name = signal.Signals(-code).name
+        name = signal_name(-code)
         outside = -code in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         return ("killed" if outside else "signal"), {"message": name}
     if not (child.folder / "marks.jsonl").exists():

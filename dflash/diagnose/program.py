@@ -15,6 +15,7 @@ from dflash.diagnose import foreground, injected
 from dflash.diagnose.child import PR_SET_PDEATHSIG
 from dflash.diagnose.process_group import can_be_seen, members
 from dflash.errors import UsageError
+from dflash.readable import signal_name
 
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 GRACE_S, TICK_S = 5.0, 0.02
@@ -95,7 +96,7 @@ class Signals:
         before, self._last[number] = self._last.get(number), now
         if before is not None and now - before < self._together_s:
             return
-        self.heard.append(signal.Signals(number).name)
+        self.heard.append(signal_name(number))
         if self._group is None:
             self._early.append(number)
         else:

@@ -14,6 +14,7 @@ from dflash.diagnose.findings import WatchDiagnosis, WatchedProcess
 from dflash.diagnose.finished import FinishedRun
 from dflash.diagnose.observed import Failed, Observed
 from dflash.diagnose.watch import Watched
+from dflash.readable import signal_name
 
 SHELLS_SIGNAL = 128
 """A shell, and whoever copies it, ends with this and the number of the signal of its program."""
@@ -27,7 +28,7 @@ def diagnose_watched(watched: Watched) -> WatchDiagnosis:
     return WatchDiagnosis(
         command=watched.command,
         exit_code=watched.code if watched.code >= 0 else None,
-        signal=signal.Signals(-watched.code).name if watched.code < 0 else "",
+        signal=signal_name(-watched.code) if watched.code < 0 else "",
         ended_for_stall=watched.ended_for_stall,
         wall_s=watched.wall_s,
         suffered=what_it_suffered(lambda slug: evidence_for(slug, watched)),

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dflash.diagnose import foreground
-from dflash.diagnose.findings import Stall
+from dflash.diagnose.findings import Stall, WatchDiagnosis
 from dflash.diagnose.observed import Observed, read_observed
 from dflash.diagnose.process_group import can_be_seen
 from dflash.diagnose.program import Process, Signals, end_group, group_lives, start
 from dflash.diagnose.stall import StallWatch, ask_for_stacks
 from dflash.errors import UsageError
+from dflash.readable import signal_name
 
 STDERR = 2
 TICK_S, LINGER_S = 0.1, 2.0
@@ -59,6 +60,19 @@ class Watched:
     left_behind: bool = False
     signals: list[str] = field(default_factory=list)
     processes: list[Observed] = field(default_factory=list)
+
+    def undiagnosed(self, why: str) -> WatchDiagnosis:
+        """How it ended, where *why* keeps anybody from saying what it suffered from."""
+        return WatchDiagnosis(
+            command=self.command,
+            exit_code=self.code if self.code >= 0 else None,
+            signal=signal_name(-self.code) if self.code < 0 else "",
+            ended_for_stall=self.ended_for_stall,
+            wall_s=self.wall_s,
+            suffered=[],
+            stalls=self.stalls,
+            undiagnosed=why,
+        )
 
 
 def watch(

@@ -119,10 +119,26 @@ def watch_lines(diagnosis: WatchDiagnosis) -> list[str]:
     for found in diagnosis.suffered:
         lines += [*_suffered_lines(found), *_row("more", f"dflash explain {found.slug}")]
     if not diagnosis.suffered:
-        lines.append("ok no failure mode was seen")
+        lines += textwrap.wrap(_unseen(diagnosis), WIDTH, subsequent_indent=INDENT)
     for note in diagnosis.notes:
         lines += _row("note", note)
     return lines
+
+
+def _unseen(diagnosis: WatchDiagnosis) -> str:
+    """That no failure mode was seen, which of a program that did not end well says little."""
+    if diagnosis.undiagnosed:
+        return f"?? nothing could be diagnosed, since {diagnosis.undiagnosed}"
+    but = ""
+    if diagnosis.ended_for_stall:
+        but = "it stood still and was ended"
+    elif diagnosis.exit_code is None:
+        but = f"it died of {diagnosis.signal}"
+    elif diagnosis.exit_code:
+        but = f"its exit code is {diagnosis.exit_code}"
+    elif diagnosis.stalls:
+        but = "it stood still for a while"
+    return f"?? no failure mode was seen, but {but}" if but else "ok no failure mode was seen"
 
 
 def _suffered_lines(found: Suffered) -> list[str]:

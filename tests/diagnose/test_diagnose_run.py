@@ -11,8 +11,9 @@ from tiny_runs import events_of, run, steps_of, tiny_config, write_target, write
 from dflash.cli.__main__ import main
 from dflash.config import RunConfig
 from dflash.diagnose.aftermath import diagnose_run
-from dflash.diagnose.finished import FinishedRun, read_run
-from dflash.errors import DataError, UsageError
+from dflash.diagnose.finished import FinishedRun
+from dflash.diagnose.run_folder import read_run
+from dflash.errors import UsageError
 from dflash.execution import Runner
 from dflash.failures import FailureMode, all_modes
 from dflash.pipeline.lifeline import Lifeline
@@ -140,12 +141,6 @@ def test_a_folder_without_a_run_is_said_so(tmp_path: Path, capsys: Capture) -> N
         read_run(tmp_path / "nowhere")
     assert main(["diagnose", "run"]) == 2
     assert "takes one RUN_DIR" in capsys.readouterr().err
-
-
-def test_records_that_are_none_are_said_so(tmp_path: Path) -> None:
-    (tmp_path / "records.jsonl").write_text("{}\n")
-    with pytest.raises(DataError, match=r"records\.jsonl:1"):
-        diagnose_run(tmp_path)
 
 
 def test_a_run_that_ended_before_its_first_record_still_has_its_stacks(tmp_path: Path) -> None:

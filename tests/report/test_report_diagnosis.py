@@ -1,34 +1,34 @@
 """A diagnosis as lines, JUnit and one HTML page: complete, narrow, escaped."""
 
-import re
-import subprocess
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from dflash.config import examine
-from dflash.diagnose.findings import Diagnosis, Finding, Launch, Mark, Rate, RunDiagnosis, Suffered
-from dflash.diagnose.machine import Machine
-from dflash.diagnose.matrix import advise
+from dflash.diagnose.findings import (
+    Diagnosis,
+    Finding,
+    Launch,
+    Mark,
+    Rate,
+    RunDiagnosis,
+    Stall,
+    Suffered,
+    WatchDiagnosis,
+)
 from dflash.environment import environment
 from dflash.report.diagnosis import (
     WIDTH,
-    advice_lines,
     finding_lines,
     launch_line,
     run_lines,
     style_of,
+    watch_lines,
 )
 from dflash.report.diagnosis_html import diagnosis_html
 from dflash.report.junit import junit_xml
 from dflash.report.lanes import lanes, memory_curves
 
-QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.toml"
-CPU, EIGHT = (0, 6, 2), (8, 6, 2)  # GPUs, targets, drafters
-GPUS = [f"cuda:{number}" for number in range(8)]
-ADVISED = {CPU: (["cpu"], ["cpu", "cpu"], "eager"), EIGHT: (GPUS[:6], GPUS[6:], "graphed")}
 MESSAGE = "AcceleratorError: CUDA error: <operation> not permitted & " + "long " * 60 + "\x1b[31m"
 
 
@@ -214,53 +214,40 @@ def test_what_a_run_suffered_from_is_told_with_its_evidence() -> None:
     assert run_lines(died)[0] == "?? runs/x: no failure mode found"
 
 
-def advised(counts: tuple[int, int, int]) -> list[str]:
-    num_gpus, num_targets, num_drafters = counts
-    machine = Machine("2.13.0", num_gpus, 4, environment(with_torch=False))
-    return advice_lines(advise([], machine, num_targets=num_targets, num_drafters=num_drafters))
+STALL = Stall(at_s=2.0, still_s=2.0, stacks="")
 
 
-def accepted(path: Path, *words: str) -> tuple[list[str], list[str], str]:
-    """What ``dflash config check`` makes of the file: devices of both sides, and the mode."""
-    loaded, problems = examine(path, words)
-    assert loaded is not None, problems
-    config = loaded.config
-    return list(config.target.devices), list(config.drafter.devices), config.execution.mode
-
-
-@pytest.mark.parametrize("counts", [CPU, EIGHT])
-def test_the_advised_command_can_be_pasted_into_a_shell(counts: tuple[int, int, int]) -> None:
-    lines = advised(counts)
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"exit_code": 0}, "ok no failure mode was seen"),
+        ({"exit_code": 3}, "?? no failure mode was seen, but its exit code is 3"),
+        (
+            {"exit_code": None, "signal": "SIGSEGV"},
+            "?? no failure mode was seen, but it died of SIGSEGV",
+        ),
+        (
+            {"exit_code": None, "signal": "SIGABRT", "ended_for_stall": True, "stalls": [STALL]},
+            "?? no failure mode was seen, but it stood still and was ended",
+        ),
+        (
+            {"exit_code": 0, "stalls": [STALL]},
+            "?? no failure mode was seen, but it stood still for a while",
+        ),
+        (
+            {"exit_code": 0, "undiagnosed": "torch cannot be imported: OSError: no libcudart"},
+            "?? nothing could be diagnosed, since torch cannot be imported: OSError: no libcudart",
+        ),
+    ],
+)
+def test_a_watched_program_is_ok_only_where_it_ended_well(how: dict[str, Any], said: str) -> None:
+    lines = watch_lines(WatchDiagnosis(command=["x"], wall_s=1.0, suffered=[], **how))
     assert max(map(len, lines)) <= WIDTH
-    start = next(at for at, line in enumerate(lines) if line.startswith("  dflash train CONFIG"))
-    stop = next(at for at in range(start, len(lines)) if not lines[at].endswith("\\")) + 1
-    script = "\n".join(["dflash() { printf '%s\\n' \"$@\"; }", *lines[start:stop]])
-    shell = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)  # noqa: S607
-    train, config, *words = shell.stdout.splitlines()
-    assert (train, config) == ("train", "CONFIG")
-    assert accepted(QUICKSTART, *words) == ADVISED[counts]
+    assert " ".join(" ".join(lines[1:]).split()) == said
+    assert style_of(lines[1]) == ("green" if said.startswith("ok") else "yellow")
 
 
-@pytest.mark.parametrize("counts", [CPU, EIGHT])
-def test_the_advised_keys_can_be_set_in_a_configuration(
-    counts: tuple[int, int, int], tmp_path: Path
-) -> None:
-    lines = advised(counts)
-    start = lines.index("or set these keys in CONFIG, each in the section of that name:") + 1
-    text, section = QUICKSTART.read_text(encoding="utf-8"), ""
-    for line in lines[start : lines.index("", start)]:
-        if line.startswith("  ["):
-            section = line.strip()
-            continue
-        key = line.split()[0]
-        before, head, rest = text.partition(f"\n{section}\n")
-        rest, num_set = re.subn(rf"(?m)^{key} = .*$", line.strip(), rest, count=1)
-        assert (head.strip(), num_set) == (section, 1)
-        text = before + head + rest
-    (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
-    assert accepted(tmp_path / "mine.toml") == ADVISED[counts]
-
-
-def test_an_execution_modes_name_is_not_broken_in_two() -> None:
-    assert "reduce-overhead" in " ".join(advised(EIGHT)[-3:])
-    assert not any(line.endswith("-") for line in advised(EIGHT))
+def test_a_program_that_suffered_is_told_of_that_alone() -> None:
+    suffered = Suffered(slug="late-shape", title="A shape.", evidence=["one"])
+    found = WatchDiagnosis(command=["x"], exit_code=1, wall_s=1.0, suffered=[suffered])
+    assert [line for line in watch_lines(found) if line.startswith(("ok", "??"))] == []

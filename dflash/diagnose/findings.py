@@ -193,6 +193,7 @@ class WatchDiagnosis(_Facts):
     wall_s: float
     suffered: list[Suffered]
     stalls: list[Stall] = []
+    died: list[str] = Field(default=[], description="threads that an exception ended, with it")
     processes: list[WatchedProcess] = []
     undiagnosed: str = Field(default="", description="why nothing could be looked for, if so")
     notes: list[str] = []

@@ -14,7 +14,6 @@ from dflash.diagnose.findings import WatchDiagnosis, WatchedProcess
 from dflash.diagnose.finished import FinishedRun
 from dflash.diagnose.observed import Failed, Observed
 from dflash.diagnose.watch import Watched
-from dflash.readable import signal_name
 
 SHELLS_SIGNAL = 128
 """A shell, and whoever copies it, ends with this and the number of the signal of its program."""
@@ -26,13 +25,8 @@ TRACEBACK = "Traceback (most recent call last):"
 def diagnose_watched(watched: Watched) -> WatchDiagnosis:
     """Name what a program that was watched to its end suffered from."""
     return WatchDiagnosis(
-        command=watched.command,
-        exit_code=watched.code if watched.code >= 0 else None,
-        signal=signal_name(-watched.code) if watched.code < 0 else "",
-        ended_for_stall=watched.ended_for_stall,
-        wall_s=watched.wall_s,
+        **watched.end,
         suffered=what_it_suffered(lambda slug: evidence_for(slug, watched)),
-        stalls=watched.stalls,
         processes=[_facts(process) for process in watched.processes],
         notes=list(_notes(watched)),
     )

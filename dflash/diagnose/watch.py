@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dflash.diagnose import foreground
 from dflash.diagnose.findings import Stall, WatchDiagnosis
@@ -63,16 +64,21 @@ class Watched:
 
     def undiagnosed(self, why: str) -> WatchDiagnosis:
         """How it ended, where *why* keeps anybody from saying what it suffered from."""
-        return WatchDiagnosis(
-            command=self.command,
-            exit_code=self.code if self.code >= 0 else None,
-            signal=signal_name(-self.code) if self.code < 0 else "",
-            ended_for_stall=self.ended_for_stall,
-            wall_s=self.wall_s,
-            suffered=[],
-            stalls=self.stalls,
-            undiagnosed=why,
-        )
+        return WatchDiagnosis(**self.end, suffered=[], undiagnosed=why)
+
+    @property
+    def end(self) -> dict[str, Any]:
+        """How it ended, as a diagnosis has it."""
+        failed = [one for process in self.processes for one in process.failed]
+        return {
+            "command": self.command,
+            "exit_code": self.code if self.code >= 0 else None,
+            "signal": signal_name(-self.code) if self.code < 0 else "",
+            "ended_for_stall": self.ended_for_stall,
+            "wall_s": self.wall_s,
+            "stalls": self.stalls,
+            "died": [f"{one.thread}: {one.text.rstrip().rpartition(chr(10))[2]}" for one in failed],
+        }
 
 
 def watch(

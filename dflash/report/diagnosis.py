@@ -138,6 +138,8 @@ def _unseen(diagnosis: WatchDiagnosis) -> str:
         but = f"its exit code is {diagnosis.exit_code}"
     elif diagnosis.stalls:
         but = "it stood still for a while"
+    elif diagnosis.died:
+        but = f"an exception ended thread {diagnosis.died[0]}"
     return f"?? no failure mode was seen, but {but}" if but else "ok no failure mode was seen"
 
 

@@ -41,6 +41,24 @@ def test_a_program_whose_exit_code_is_an_error_is_not_ok() -> None:
     assert "?? no failure mode was seen, but its exit code is 3" in told(seen.stderr)
 
 
+def test_a_program_that_lost_a_thread_and_ended_with_0_is_not_ok() -> None:
+    worker = (
+        "import threading, torch; t = threading.Thread(target=int, args=('x',), name='drafter-0')"
+    )
+    seen = run_cli("--", sys.executable, "-c", f"{worker}; t.start(); t.join()")
+    assert seen.returncode == 0
+    assert "?? no failure mode was seen, but an exception ended thread drafter-0: ValueError:" in (
+        told(seen.stderr)
+    )
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="no real-time signals here")
+def test_a_program_that_a_real_time_signal_ended_has_its_code() -> None:
+    seen = run_cli("--", sys.executable, "-c", "import os; os.kill(os.getpid(), 35)")
+    assert seen.returncode == 128 + 35
+    assert "it died of signal 35" in told(seen.stderr)
+
+
 @pytest.mark.parametrize("code", [0, 3])
 @pytest.mark.parametrize("broken", [BROKEN_TORCH, "import no_such_module", "1 / 0"])
 def test_without_a_torch_that_can_be_imported_the_program_is_run_and_that_is_said(

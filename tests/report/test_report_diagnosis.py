@@ -235,6 +235,10 @@ STALL = Stall(at_s=2.0, still_s=2.0, stacks="")
             "?? no failure mode was seen, but it stood still for a while",
         ),
         (
+            {"exit_code": 0, "died": ["drafter-0: ValueError: bad", "drafter-1: ValueError: bad"]},
+            "?? no failure mode was seen, but an exception ended thread drafter-0: ValueError: bad",
+        ),
+        (
             {"exit_code": 0, "undiagnosed": "torch cannot be imported: OSError: no libcudart"},
             "?? nothing could be diagnosed, since torch cannot be imported: OSError: no libcudart",
         ),

@@ -11,7 +11,7 @@ from dflash_bench.cases._case import Case, Setting
 from dflash_bench.grouping import CONTEXT_GIB, Grouping, group_modes
 from dflash_bench.overhead import overhead_share
 from dflash_bench.own_process import Numbered
-from dflash_bench.rows import Beside, row_of, skipped_row
+from dflash_bench.rows import Beside, has_a_rate, row_of, skipped_row
 from dflash_bench.statistics import (
     LOOKS,
     MIN_PAIRS,
@@ -246,7 +246,7 @@ class Part:
         alive = [child for child in children if child.failure is None]
         if not alive:
             return True
-        if number < max(1, self.limits.min_pairs):
+        if number < self.limits.min_pairs or not all(map(has_a_rate, alive)):
             return False
         if time.monotonic() >= ends_at:
             return True

@@ -1,6 +1,7 @@
 """From what a child answered to the row that everybody reads."""
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from dflash_bench.subjects import Failure
 from dflash_bench.turns import Child
 
 ENOUGH_FOR_A_RATE = 2
+"""Timed steps: one has no spread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,11 @@ class Beside:
     """How it came to be measured, where that is not as the others were."""
 
 
+def has_a_rate(child: Child) -> bool:
+    """Whether enough of its steps are timed that it is measured."""
+    return sum(map(len, child.turns)) >= ENOUGH_FOR_A_RATE
+
+
 def skipped_row(case: Case, setting: Setting, why: str) -> Row:
     """A row of what was not measured."""
     return Row(**_named(case, setting), state="skipped", why=why)
@@ -37,14 +44,13 @@ def row_of(case: Case, setting: Setting, child: Child, *, beside: Beside) -> Row
     facts = child.facts
     failed = None if child.failure is None else failed_of(child.failure)
     times_ms = [time_ms for turn in child.turns for time_ms in turn]
-    measured = failed is None and len(times_ms) >= ENOUGH_FOR_A_RATE
-    interrupted = "" if measured or failed is not None else "interrupted before it was measured"
+    measured = failed is None and has_a_rate(child)
     loss, of_eager = facts.get("loss"), _loss_of(beside.eager)
     return Row(
         **_named(case, setting),
         padded=facts.get("padded", False),
         state="measured" if measured else "failed" if failed is not None else "skipped",
-        why=interrupted or beside.note,
+        why=beside.note if measured or failed is not None else _too_few(times_ms),
         failed=failed,
         turns_ms=child.turns,
         start_up=_start_up(child, beside.baseline),
@@ -55,6 +61,12 @@ def row_of(case: Case, setting: Setting, child: Child, *, beside: Beside) -> Row
         more=facts.get("more", {}),
         **(_speed(case, setting, child, beside=beside) if times_ms else {}),
     )
+
+
+def _too_few(times_ms: Sequence[float]) -> str:
+    if not times_ms:
+        return "interrupted before it was measured"
+    return f"it has {len(times_ms)} timed step, and a rate takes {ENOUGH_FOR_A_RATE}"
 
 
 def failed_of(failure: Failure) -> Failed:
@@ -83,7 +95,7 @@ def _speed(case: Case, setting: Setting, child: Child, *, beside: Beside) -> dic
     units = child.facts.get("units")
     if isinstance(units, list):
         units = units[: len(times_ms)] if len(units) >= len(times_ms) else None
-    rated = units is not None and len(times_ms) >= ENOUGH_FOR_A_RATE
+    rated = units is not None and has_a_rate(child)
     found: dict[str, Any] = {
         "step_ms": spread(times_ms),
         "per_s": rate(child.turns, units) if units is not None and rated else None,

@@ -71,3 +71,17 @@ def test_the_share_of_the_products_rate_is_of_as_many_devices(case: str, num_dev
     row = row_of(all_cases()[case], APART, timed, beside=Beside(matrix_tflops=100.0))
     assert row.model_tflops is not None
     assert row.matrix_share == pytest.approx(row.model_tflops / num_devices / 100.0)
+
+
+@pytest.mark.parametrize(
+    ("turns", "why"),
+    [
+        ([], "interrupted before it was measured"),
+        ([[1.0]], "it has 1 timed step, and a rate takes 2"),
+    ],
+)
+def test_a_row_without_a_rate_says_what_it_lacks(turns: list[list[float]], why: str) -> None:
+    timed = child()
+    timed.turns += turns
+    row = row_of(all_cases()["mask"], setting("launched"), timed, beside=Beside())
+    assert (row.state, row.why) == ("skipped", why)

@@ -76,6 +76,14 @@ def test_start_up_is_told_apart_and_pays_back(usual: Bench) -> None:
     assert quick.start_up.pays_back_after_steps == pytest.approx(max(0.0, later / 0.005), abs=3)
 
 
+def test_turns_go_on_until_a_rate_can_be_made_however_little_time_there_is(run: Run) -> None:
+    plan = replace(PLAN, turn_steps=1, min_pairs=1, max_time_s=0.001)
+    found = run(replace(FAKE, modes=("base", "same")), plan)
+    assert [row.state for row in found.rows] == ["measured"] * 2
+    assert len(found.rows[0].turns_ms) == 2  # one has no spread
+    assert all(row.per_s is not None and row.why == "" for row in found.rows)
+
+
 def test_what_measuring_costs_is_a_share_of_a_bare_step(usual: Bench) -> None:
     costs = usual.overhead_share
     assert costs is not None

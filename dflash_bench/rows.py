@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dflash.measurement import Failed, Memory, Row, StartUp
+from dflash.measurement import Failed, Memory, Row, StartUp, Verdict
 from dflash_bench.cases._case import Case, Setting
 from dflash_bench.slugs import slug_of
 from dflash_bench.statistics import rate, spread
@@ -27,6 +27,8 @@ class Beside:
     """By NVML, at its peak while turns were taken."""
     note: str = ""
     """How it came to be measured, where that is not as the others were."""
+    verdict: Verdict | None = None
+    """On its step time against the baseline's; None where they were not compared."""
 
 
 def has_a_rate(child: Child) -> bool:
@@ -37,6 +39,11 @@ def has_a_rate(child: Child) -> bool:
 def skipped_row(case: Case, setting: Setting, why: str) -> Row:
     """A row of what was not measured."""
     return Row(**_named(case, setting), state="skipped", why=why)
+
+
+def row_name(case: Case, setting: Setting) -> str:
+    """The name of the row of *setting*, whatever becomes of it."""
+    return skipped_row(case, setting, "").name
 
 
 def row_of(case: Case, setting: Setting, child: Child, *, beside: Beside) -> Row:
@@ -53,7 +60,7 @@ def row_of(case: Case, setting: Setting, child: Child, *, beside: Beside) -> Row
         why=beside.note if measured or failed is not None else _too_few(times_ms),
         failed=failed,
         turns_ms=child.turns,
-        start_up=_start_up(child, beside.baseline),
+        start_up=_start_up(child, beside),
         memory=_memory(case, setting, child, beside=beside),
         graphs=facts.get("graphs"),
         loss=loss,
@@ -109,7 +116,7 @@ def _speed(case: Case, setting: Setting, child: Child, *, beside: Beside) -> dic
     return found
 
 
-def _start_up(child: Child, baseline: Child | None) -> StartUp | None:
+def _start_up(child: Child, beside: Beside) -> StartUp | None:
     """What of it is known; None where it did not even build."""
     names = ("build_s", "warm_up_s", "compile_s", "capture_s", "first_steps_ms")
     known = {name: child.facts[name] for name in names if child.facts.get(name) is not None}
@@ -117,16 +124,15 @@ def _start_up(child: Child, baseline: Child | None) -> StartUp | None:
         return None
     return StartUp(
         first_step_s=child.prepared_s or None,
-        pays_back_after_steps=_pays_back(child, baseline),
+        pays_back_after_steps=_pays_back(child, beside),
         **known,
     )
 
 
-def _pays_back(child: Child, baseline: Child | None) -> float | None:
-    """Steps after which the child has caught up with the baseline; None: never, or itself."""
-    if baseline is None or child is baseline or child.failure is not None:
-        return None
-    if not (child.turns and baseline.turns):
+def _pays_back(child: Child, beside: Beside) -> float | None:
+    """Steps after which the child has caught up with the baseline; None unless it is faster."""
+    baseline = beside.baseline
+    if baseline is None or beside.verdict != "faster":
         return None
     (own_ms, own_s), (their_ms, their_s) = _cost(child), _cost(baseline)
     if own_ms >= their_ms:

@@ -16,17 +16,19 @@ from dflash.errors import ConfigError, UsageError
 
 FOLDER = "configs/bench"
 DISTRIBUTION = "dflash-trainer"
+LARGEST = 2**63 - 1
+"""Whole number of TOML."""
 
 
 class ShapeFile(BaseModel):
-    """What such a file holds."""
+    """What such a file holds; whether a batch can have such sizes, ``shape_rules`` says."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    token_budget: int = Field(ge=128, multiple_of=128)
-    num_documents: int = Field(ge=1)
+    token_budget: int
+    num_documents: int
     anchor_density: float = Field(gt=0, le=1)
-    num_anchors: int | None = Field(default=None, ge=1)
+    num_anchors: int | None = None
     drafter: DrafterShape
 
 
@@ -107,5 +109,7 @@ def _override(tree: dict[str, Any], item: str) -> None:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"--set {item}: {raw!r} is no number or list of numbers") from error
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise UsageError(f"--set {item}: a whole number has 64 bits at most")
     table, _, name = key.rpartition(".")
     (tree[table] if table else tree)[name] = value

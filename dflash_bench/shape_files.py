@@ -32,6 +32,25 @@ class ShapeFile(BaseModel):
     drafter: DrafterShape
 
 
+SHAPE_KEYS = (
+    *(name for name in ShapeFile.model_fields if name != "drafter"),
+    *(f"drafter.{one.name}" for one in fields(DrafterShape)),
+)
+"""What ``--set`` can change of it."""
+
+
+def key_of(item: str) -> str:
+    """The key of ``key=value``.
+
+    Raises:
+        UsageError: it is none.
+    """
+    key, sign, _ = item.partition("=")
+    if not sign:
+        raise UsageError(f"--set {item} is no override", hint="write key=value: token_budget=8192")
+    return key.strip()
+
+
 def shape_names() -> list[str]:
     """Every named shape, small ones first."""
     sizes = {path.stem: _read(path) for path in _files()}
@@ -94,16 +113,12 @@ def _weight(tree: Mapping[str, Any]) -> int:
 
 def _override(tree: dict[str, Any], item: str) -> None:
     """Put one ``key=value`` into *tree*."""
-    key, sign, raw = (part.strip() for part in item.partition("="))
-    if not sign:
-        raise UsageError(f"--set {item} is no override", hint="write key=value: token_budget=8192")
-    known = [*ShapeFile.model_fields, *(f"drafter.{one.name}" for one in fields(DrafterShape))]
-    known.remove("drafter")
-    if key not in known:
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    key, raw = key_of(item), item.partition("=")[2].strip()
+    if key not in SHAPE_KEYS:
+        near = difflib.get_close_matches(key, SHAPE_KEYS, n=1, cutoff=0.5)
         raise UsageError(
             f"--set {item}: a shape has no {key}",
-            hint=f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}",
+            hint=f"did you mean {near[0]}?" if near else f"it has {', '.join(SHAPE_KEYS)}",
         )
     try:
         value = tomllib.loads(f"value = {raw}")["value"]

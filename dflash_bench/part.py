@@ -8,7 +8,7 @@ from functools import partial
 
 from dflash.measurement import Comparison, Estimate, Row, Verdict
 from dflash_bench.cases._case import Case, Setting
-from dflash_bench.grouping import CONTEXT_GIB, Grouping, group_modes
+from dflash_bench.grouping import CONTEXT_GIB, ON_CPU, ON_GPU, Grouping, group_modes
 from dflash_bench.overhead import overhead_share
 from dflash_bench.own_process import Numbered
 from dflash_bench.rows import Beside, has_a_rate, row_name, row_of, skipped_row
@@ -195,10 +195,10 @@ class Part:
             raise
 
     def _group(self, wanted: Mapping[str, Setting]) -> None:
-        free = self.watch.free_gib(self._device)
-        room = None if free is None else free - CONTEXT_GIB  # the matrix product's
+        free, on_cpu = self.watch.free_gib(self._device), self._device == "cpu"
+        room = free if free is None or on_cpu else free - CONTEXT_GIB  # the matrix product's
         needs = {mode: self.case.planned_gib(one) for mode, one in wanted.items()}
-        self._grouping = group_modes(needs, room)
+        self._grouping = group_modes(needs, room, beyond=ON_CPU if on_cpu else ON_GPU)
         for mode in self._grouping.too_large:
             self.reasons[mode] = (
                 f"it needs {needs[mode]:.1f} GiB by the memory plan, and {self._device} has"

@@ -159,12 +159,12 @@ def test_a_second_interrupt_ends_at_once(run: Run, monkeypatch: pytest.MonkeyPat
 def test_groups_that_fit_take_turns_with_a_baseline_that_stays_alive(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Watch, "free_gib", lambda *_: 25.0)
+    monkeypatch.setattr(Watch, "free_gib", lambda *_: 20.0)
     case = replace(FAKE, make=partial(Timed, log=tmp_path / "log"), planned_gib=lambda _: 5.0)
     plan = replace(PLAN, min_pairs=4, max_time_s=0.001)
     found = run(case, plan)
     words = (tmp_path / "log").read_text().split()
-    # 5 + 3 + 1.5 each beside 1.5 of the product: two of them fit at a time
+    # 5 * 1.35 + 0.5 each on a CPU: two of them fit at a time
     one, other = "base same same base base same same base", "base quick quick base " * 2
     overhead = "same " * 6
     assert sorted(words[:2]) == ["+base", "+same"]  # they are built at the same time
@@ -199,6 +199,21 @@ def test_what_cannot_fit_is_skipped_with_its_numbers(
     assert [row.state for row in found.rows] == ["skipped", "measured", "measured"]
     assert "needs 30.0 GiB by the memory plan, and cpu has 25.0 GiB free" in found.rows[0].why
     assert [one.baseline for one in found.comparisons] == [found.rows[1].name]
+
+
+def test_a_shape_that_a_cpu_has_no_memory_for_is_skipped_and_never_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("dflash_bench.turns.Child.start", start)
+    monkeypatch.setattr("dflash_bench.host_memory.free_gib", lambda: 24.0)
+    shapes = (named_shape("packed-49k"),)
+    plan = replace(PLAN, cases=("drafter-step",), shapes=shapes, modes=("eager",), devices=("cpu",))
+    (row,) = run_bench(plan, say=lambda _: None).rows
+    assert row.state == "skipped"
+    assert "GiB by the memory plan, and cpu has 24.0 GiB free" in row.why
 
 
 def test_what_speaks_against_a_mode_is_why_it_is_skipped(run: Run) -> None:

@@ -371,6 +371,21 @@ def test_another_format_and_another_shape_are_exit_two(tmp_path: Path, capsys: C
     assert "shape made-up-3072 is not the same in both" in error(capsys)
 
 
+@pytest.mark.parametrize("damaged", ["[" * 200_000, '{"format": ' + "9" * 5000 + "}", "no rows"])
+def test_a_damaged_file_is_exit_two_with_its_name_and_no_crash_file(
+    tmp_path: Path, capsys: Capture, damaged: str
+) -> None:
+    one = write(tmp_path / "a.json", good())
+    content = json.loads(bench_json(good()))
+    del content["rows"]
+    (tmp_path / "b.json").write_text(json.dumps(content) if damaged == "no rows" else damaged)
+    assert main(["bench", "compare", one, "b.json"]) == 2
+    what, hint = error(capsys).splitlines()
+    assert what.startswith("error: b.json is not a bench: ")
+    assert hint.startswith("hint: dflash bench --json FILE writes one")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
+
+
 def test_another_machine_is_judged_only_when_asked(tmp_path: Path, capsys: Capture) -> None:
     one = write(tmp_path / "a.json", good())
     other = write(tmp_path / "b.json", good(device="Another GPU"))

@@ -69,8 +69,10 @@ def test_no_matrix_product_is_told_where_none_in_bf16_was_made(usual: Bench) -> 
 
 
 def test_start_up_is_told_apart_and_pays_back(usual: Bench) -> None:
-    base, _, quick = usual.rows
+    base, same, quick = usual.rows
     assert base.start_up is not None
+    assert same.start_up is not None
+    assert same.start_up.pays_back_after_steps is None  # as quick, but for chance
     assert quick.start_up is not None
     assert base.start_up.first_steps_ms == [1000.0, 500.0]
     assert (base.start_up.build_s, base.start_up.warm_up_s) == (0.5, 0.25)

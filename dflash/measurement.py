@@ -70,7 +70,9 @@ class StartUp(_Facts):
     )
     first_steps_ms: list[float] = Field(default=[], description="untimed steps, in their order")
     pays_back_after_steps: float | None = Field(
-        default=None, description="steps after which start-up is won back against the baseline"
+        default=None,
+        description="steps after which start-up is won back against the baseline; null: its step"
+        " was not found to be faster",
     )
 
 
@@ -203,7 +205,11 @@ class Bench(_Facts):
     device: str = Field(description="name of the GPU or CPU that was measured")
     shapes: dict[str, dict[str, Any]] = Field(default={}, description="every shape by its name")
     options: dict[str, Any] = {}
-    matrix_tflops: float | None = Field(default=None, description="bf16 product of the same run")
+    matrix_tflops: float | None = Field(
+        default=None,
+        description="bf16 product of two 8192 x 8192 matrices on the GPU, in the same run; null on"
+        " a CPU",
+    )
     overhead_share: Estimate | None = Field(
         default=None, description="of a step's time, what measuring it costs; 99 % interval"
     )

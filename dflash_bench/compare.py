@@ -9,7 +9,7 @@ from dflash.measurement import Bench, Change, Changes, Estimate, Row
 from dflash_bench.expressions import OVER_BASELINE, Rule
 from dflash_bench.figures import FIGURES
 from dflash_bench.sameness import differences, notes, refuse_others
-from dflash_bench.statistics import MIN_PAIRS, compare_apart, verdict_of
+from dflash_bench.statistics import MIN_PAIRS, compare_apart, exp, verdict_of
 
 ChangeVerdict = Literal["same", "better", "worse", "unclear"]
 
@@ -157,7 +157,7 @@ def _quotient(one: Estimate, other: Estimate, *, wider: float) -> Estimate:
     down = wider * _length(one.value / one.low, other.high / other.value)
     up = wider * _length(one.high / one.value, other.value / other.low)
     value = one.value / other.value
-    return Estimate(value=value, low=value * math.exp(-down), high=value * math.exp(up))
+    return Estimate(value=value, low=value * exp(-down), high=value * exp(up))
 
 
 def _length(one: float, other: float) -> float:

@@ -8,7 +8,7 @@ from typing import Literal
 from dflash.measurement import Bench, Comparison, Estimate, Row
 from dflash_bench.expressions import Expectation
 from dflash_bench.figures import FIGURES
-from dflash_bench.statistics import step_interval
+from dflash_bench.statistics import exp, step_interval
 
 State = Literal["met", "missed", "unclear"]
 
@@ -129,4 +129,4 @@ def _product(one: Estimate, other: Estimate) -> Estimate:
     value = one.value * other.value
     down = math.hypot(*(math.log(each.value / each.low) for each in (one, other)))
     up = math.hypot(*(math.log(each.high / each.value) for each in (one, other)))
-    return Estimate(value=value, low=value * math.exp(-down), high=value * math.exp(up))
+    return Estimate(value=value, low=value * exp(-down), high=value * exp(up))

@@ -15,7 +15,7 @@ A rule's number is a change: ``+3%`` of what it was before, or ``+0.5`` in the f
 import difflib
 import operator
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -76,13 +76,21 @@ class Rule:
         return COMPARISONS[self.comparison](change, self.limit)
 
 
-def parse_expectation(text: str, modes: Collection[str]) -> Expectation:
-    """Read an expectation about *modes*.
+def parse_expectation(
+    text: str, groups: Sequence[Collection[str]], *, others: Collection[str] = ()
+) -> Expectation:
+    """Read an expectation about modes.
+
+    Args:
+        text: as it was given.
+        groups: of modes that are measured beside each other, one for each case.
+        others: modes that there are besides, and that are not measured.
 
     Raises:
-        UsageError: it is none; names the character.
+        UsageError: it is none, or cannot be judged whatever is measured; names the character.
     """
-    scan = _Scanner("--expect", text)
+    modes = list(dict.fromkeys(mode for group in groups for mode in group))
+    scan = _Scanner("--expect", text, unmeasured=[one for one in others if one not in modes])
     first, at = scan.take(_NAME, "a mode or a figure")
     mode: str | None = None
     over: str | None = None
@@ -91,6 +99,8 @@ def parse_expectation(text: str, modes: Collection[str]) -> Expectation:
         mode = scan.known(first, at, modes, what="mode")
         other, at = scan.take(_NAME, "a mode")
         over = scan.known(other, at, modes, what="mode")
+        if not any(mode in group and over in group for group in groups):
+            scan.fail(at, f"no case here has both {mode} and {over}", hint=_of_groups(groups))
     else:
         mode, figure = scan.figure(first, at, modes)
     comparison, _ = scan.take(_COMPARISON, "one of " + " ".join(COMPARISONS))
@@ -133,11 +143,16 @@ def parse_rule(text: str, modes: Collection[str]) -> Rule:
     )
 
 
+def _of_groups(groups: Sequence[Collection[str]]) -> str:
+    return f"measured together: {'; '.join(', '.join(group) for group in groups)}"
+
+
 class _Scanner:
     """Takes one word after another off a text, and knows where it is."""
 
-    def __init__(self, option: str, text: str) -> None:
+    def __init__(self, option: str, text: str, *, unmeasured: Collection[str] = ()) -> None:
         self._option = option
+        self._unmeasured = unmeasured
         self._text = text
         self._figures = [*FIGURES, *((OVER_BASELINE,) if option == "--fail-if" else ())]
         self.at = 0
@@ -162,7 +177,8 @@ class _Scanner:
     def figure(self, first: str, at: int, modes: Collection[str]) -> tuple[str | None, str]:
         """The mode, if *first* is one with a dot behind it, and the figure."""
         if not self.skip(_DOT):
-            if first in modes:
+            if first in modes or first in self._unmeasured:
+                first = self.known(first, at, modes, what="mode")
                 hint = f"{first}/OTHER compares speeds, {first}.step_ms is a figure of one mode"
                 self.fail(self.at, f"nothing is said about mode {first!r}", hint=hint)
             return None, self.known(first, at, self._figures, what="figure")
@@ -181,6 +197,9 @@ class _Scanner:
         return sign, float(sign + digits), percent
 
     def known(self, name: str, at: int, names: Collection[str], *, what: str) -> str:
+        if what == "mode" and name in self._unmeasured:
+            why = f"mode {name!r} is not among those that this call measures"
+            self.fail(at, why, hint=f"add --mode {name}, or expect nothing of it")
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}?" if near else f"{what}s: {', '.join(names)}"

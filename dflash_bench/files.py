@@ -5,19 +5,28 @@ so that ``pytest-benchmark compare`` loads it too.
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 
 from dflash.errors import UsageError
-from dflash.measurement import FORMAT, Bench
+from dflash.measurement import FORMAT, Bench, Comparison, Row
 from dflash_bench.pytest_benchmark_layout import pytest_benchmark_parts
+from dflash_bench.soundness import unsound
 
 
 class BenchFile(Bench):
-    """A bench, and the same steps as pytest-benchmark has them: in seconds."""
+    """A bench, and the same steps as pytest-benchmark has them: in seconds.
 
+    What a comparison rests on is always written, so a file that lacks it is damaged.
+    """
+
+    rows: list[Row]
+    comparisons: list[Comparison]
+    shapes: dict[str, dict[str, Any]] = Field(description="every shape by its name")
+    options: dict[str, Any]
     machine_info: dict[str, Any] = Field(description="as pytest-benchmark has it")
     commit_info: dict[str, Any] = Field(description="as pytest-benchmark has it")
     benchmarks: list[dict[str, Any]] = Field(description="rows as pytest-benchmark has them")
@@ -57,7 +66,10 @@ def read_bench(path: Path) -> Bench:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise UsageError(f"{path} is not a bench: {where}: {first['msg']}", hint=_HINT) from error
-    return Bench(**{name: getattr(file, name) for name in Bench.model_fields})
+    bench = Bench(**{name: getattr(file, name) for name in Bench.model_fields})
+    if problem := unsound(bench):
+        raise UsageError(f"{path} is not a bench: {problem}", hint=_HINT)
+    return bench
 
 
 _HINT = "dflash bench --json FILE writes one, dflash bench --schema says what it holds"
@@ -66,16 +78,26 @@ _HINT = "dflash bench --json FILE writes one, dflash bench --schema says what it
 def _content(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(content, ensure_ascii=False).encode()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint=_HINT) from error
-    except UnicodeDecodeError as error:
+    except UnicodeError as error:  # also halves of letters, which JSON can hold
         raise UsageError(f"{path} is not a bench: it is no text", hint=_HINT) from error
     except json.JSONDecodeError as error:
         what = f"{path}:{error.lineno} is not JSON: {error.msg}"
         raise UsageError(what, hint=_HINT) from error
+    except (RecursionError, ValueError) as error:
+        raise UsageError(f"{path} is not a bench: {_unreadable(error)}", hint=_HINT) from error
     if not isinstance(content, dict):
         raise UsageError(f"{path} is not a bench: it holds no JSON object", hint=_HINT)
     return content
+
+
+def _unreadable(error: Exception) -> str:
+    """What of a JSON is beyond Python, which says it in words for programmers."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return f"it holds a whole number of more than {sys.get_int_max_str_digits()} digits"
 
 
 def _guess(content: dict[str, Any]) -> str:

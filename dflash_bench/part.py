@@ -8,10 +8,10 @@ from functools import partial
 
 from dflash.measurement import Comparison, Estimate, Row, Verdict
 from dflash_bench.cases._case import Case, Setting
-from dflash_bench.grouping import CONTEXT_GIB, Grouping, group_modes
+from dflash_bench.grouping import CONTEXT_GIB, ON_CPU, ON_GPU, Grouping, group_modes
 from dflash_bench.overhead import overhead_share
 from dflash_bench.own_process import Numbered
-from dflash_bench.rows import Beside, row_of, skipped_row
+from dflash_bench.rows import Beside, has_a_rate, row_name, row_of, skipped_row
 from dflash_bench.statistics import (
     LOOKS,
     MIN_PAIRS,
@@ -123,6 +123,7 @@ class Part:
     def rows(self) -> list[Row]:
         """A row for every mode, in their order."""
         tflops, rows = self.matrix_tflops, []
+        verdicts = {one.row: one.verdict for one in self.comparisons()}
         for mode, setting in self.settings.items():
             child = self._children.get(mode)
             if child is None:
@@ -135,6 +136,7 @@ class Part:
                 eager=self._children.get("eager"),
                 process_gib=self.watch.process_gib(child.facts.get("gpu_process")),
                 note=self._notes.get(mode, ""),
+                verdict=verdicts.get(row_name(self.case, setting)),
             )
             rows.append(row_of(self.case, setting, child, beside=beside))
         return rows
@@ -142,7 +144,7 @@ class Part:
     def comparisons(self) -> list[Comparison]:
         """Every mode that took turns with the baseline against it."""
         baseline = self._children.get(self._grouping.baseline)
-        names = {row.mode: row.name for row in self.rows()}
+        names = {mode: row_name(self.case, one) for mode, one in self.settings.items()}
         found = []
         for mode, pairing in self._pairings.items():
             compared = self._compared(pairing, baseline)
@@ -163,21 +165,17 @@ class Part:
 
     @property
     def matrix_tflops(self) -> float | None:
-        """Of the matrix product that took turns with the modes; None before it did."""
+        """Of the product that took turns with the modes; None on a CPU, and before it did."""
         product = self._children.get(PRODUCT)
         if product is None or not product.turns:
             return None
-        return matrix_tflops(product.turns, product.facts["matrix_size"])
+        return matrix_tflops(product.turns)
 
     @property
     def processes(self) -> set[int]:
         """All of them, as NVML counts them."""
         numbers = (child.facts.get("gpu_process") for child in self._children.values())
         return {number for number in numbers if number is not None}
-
-    def is_on(self, device: str) -> bool:
-        """Whether its steps are timed on a device of this kind."""
-        return (self._device == "cpu") == (device == "cpu")
 
     @property
     def _devices(self) -> tuple[str, ...]:
@@ -197,10 +195,10 @@ class Part:
             raise
 
     def _group(self, wanted: Mapping[str, Setting]) -> None:
-        free = self.watch.free_gib(self._device)
-        room = None if free is None else free - CONTEXT_GIB  # the matrix product's
+        free, on_cpu = self.watch.free_gib(self._device), self._device == "cpu"
+        room = free if free is None or on_cpu else free - CONTEXT_GIB  # the matrix product's
         needs = {mode: self.case.planned_gib(one) for mode, one in wanted.items()}
-        self._grouping = group_modes(needs, room)
+        self._grouping = group_modes(needs, room, beyond=ON_CPU if on_cpu else ON_GPU)
         for mode in self._grouping.too_large:
             self.reasons[mode] = (
                 f"it needs {needs[mode]:.1f} GiB by the memory plan, and {self._device} has"
@@ -219,12 +217,13 @@ class Part:
         new = [
             self._child(stack, name, partial(self.case.make, self.settings[name])) for name in names
         ]
-        if PRODUCT not in self._children:
+        if PRODUCT not in self._children and self._device != "cpu":
             new.append(self._child(stack, PRODUCT, partial(MatrixProduct, self._device)))
         make_ready(new, say=self.say)
         members = [self._children[name] for name in group]
         beside = [self._children[baseline]] if baseline else []
-        turning = [*beside, *members, self._children[PRODUCT]]
+        product = self._children.get(PRODUCT)
+        turning = [*beside, *members, *([] if product is None else [product])]
         begin = len(beside[0].turns) if beside else 0
         pairings = {name: _Pairing(self._children[name], begin) for name in group}
         if beside:
@@ -246,7 +245,7 @@ class Part:
         alive = [child for child in children if child.failure is None]
         if not alive:
             return True
-        if number < max(1, self.limits.min_pairs):
+        if number < self.limits.min_pairs or not all(map(has_a_rate, alive)):
             return False
         if time.monotonic() >= ends_at:
             return True

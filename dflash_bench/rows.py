@@ -1,10 +1,11 @@
 """From what a child answered to the row that everybody reads."""
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dflash.measurement import Failed, Memory, Row, StartUp
+from dflash.measurement import Failed, Memory, Row, StartUp, Verdict
 from dflash_bench.cases._case import Case, Setting
 from dflash_bench.slugs import slug_of
 from dflash_bench.statistics import rate, spread
@@ -12,6 +13,7 @@ from dflash_bench.subjects import Failure
 from dflash_bench.turns import Child
 
 ENOUGH_FOR_A_RATE = 2
+"""Timed steps: one has no spread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,13 @@ class Beside:
     """By NVML, at its peak while turns were taken."""
     note: str = ""
     """How it came to be measured, where that is not as the others were."""
+    verdict: Verdict | None = None
+    """On its step time against the baseline's; None where they were not compared."""
+
+
+def has_a_rate(child: Child) -> bool:
+    """Whether enough of its steps are timed that it is measured."""
+    return sum(map(len, child.turns)) >= ENOUGH_FOR_A_RATE
 
 
 def skipped_row(case: Case, setting: Setting, why: str) -> Row:
@@ -32,22 +41,26 @@ def skipped_row(case: Case, setting: Setting, why: str) -> Row:
     return Row(**_named(case, setting), state="skipped", why=why)
 
 
+def row_name(case: Case, setting: Setting) -> str:
+    """The name of the row of *setting*, whatever becomes of it."""
+    return skipped_row(case, setting, "").name
+
+
 def row_of(case: Case, setting: Setting, child: Child, *, beside: Beside) -> Row:
     """A row of what a child measured, whole or up to where it failed or was interrupted."""
     facts = child.facts
     failed = None if child.failure is None else failed_of(child.failure)
     times_ms = [time_ms for turn in child.turns for time_ms in turn]
-    measured = failed is None and len(times_ms) >= ENOUGH_FOR_A_RATE
-    interrupted = "" if measured or failed is not None else "interrupted before it was measured"
+    measured = failed is None and has_a_rate(child)
     loss, of_eager = facts.get("loss"), _loss_of(beside.eager)
     return Row(
         **_named(case, setting),
         padded=facts.get("padded", False),
         state="measured" if measured else "failed" if failed is not None else "skipped",
-        why=interrupted or beside.note,
+        why=beside.note if measured or failed is not None else _too_few(times_ms),
         failed=failed,
         turns_ms=child.turns,
-        start_up=_start_up(child, beside.baseline),
+        start_up=_start_up(child, beside),
         memory=_memory(case, setting, child, beside=beside),
         graphs=facts.get("graphs"),
         loss=loss,
@@ -55,6 +68,12 @@ def row_of(case: Case, setting: Setting, child: Child, *, beside: Beside) -> Row
         more=facts.get("more", {}),
         **(_speed(case, setting, child, beside=beside) if times_ms else {}),
     )
+
+
+def _too_few(times_ms: Sequence[float]) -> str:
+    if not times_ms:
+        return "interrupted before it was measured"
+    return f"it has {len(times_ms)} timed step, and a rate takes {ENOUGH_FOR_A_RATE}"
 
 
 def failed_of(failure: Failure) -> Failed:
@@ -83,7 +102,7 @@ def _speed(case: Case, setting: Setting, child: Child, *, beside: Beside) -> dic
     units = child.facts.get("units")
     if isinstance(units, list):
         units = units[: len(times_ms)] if len(units) >= len(times_ms) else None
-    rated = units is not None and len(times_ms) >= ENOUGH_FOR_A_RATE
+    rated = units is not None and has_a_rate(child)
     found: dict[str, Any] = {
         "step_ms": spread(times_ms),
         "per_s": rate(child.turns, units) if units is not None and rated else None,
@@ -97,7 +116,7 @@ def _speed(case: Case, setting: Setting, child: Child, *, beside: Beside) -> dic
     return found
 
 
-def _start_up(child: Child, baseline: Child | None) -> StartUp | None:
+def _start_up(child: Child, beside: Beside) -> StartUp | None:
     """What of it is known; None where it did not even build."""
     names = ("build_s", "warm_up_s", "compile_s", "capture_s", "first_steps_ms")
     known = {name: child.facts[name] for name in names if child.facts.get(name) is not None}
@@ -105,16 +124,15 @@ def _start_up(child: Child, baseline: Child | None) -> StartUp | None:
         return None
     return StartUp(
         first_step_s=child.prepared_s or None,
-        pays_back_after_steps=_pays_back(child, baseline),
+        pays_back_after_steps=_pays_back(child, beside),
         **known,
     )
 
 
-def _pays_back(child: Child, baseline: Child | None) -> float | None:
-    """Steps after which the child has caught up with the baseline; None: never, or itself."""
-    if baseline is None or child is baseline or child.failure is not None:
-        return None
-    if not (child.turns and baseline.turns):
+def _pays_back(child: Child, beside: Beside) -> float | None:
+    """Steps after which the child has caught up with the baseline; None unless it is faster."""
+    baseline = beside.baseline
+    if baseline is None or beside.verdict != "faster":
         return None
     (own_ms, own_s), (their_ms, their_s) = _cost(child), _cost(baseline)
     if own_ms >= their_ms:

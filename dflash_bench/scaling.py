@@ -9,9 +9,10 @@ from dflash.train.memory import GIB
 from dflash_bench.cases import all_cases
 from dflash_bench.cases._case import Lengths
 from dflash_bench.session import BenchPlan, run_bench, setting_of, settled_devices
+from dflash_bench.shape_rules import step_of
 from dflash_bench.shapes import BenchShape
 from dflash_bench.statistics import fit_exponent
-from dflash_bench.swept import Over, check_values, step_of, swept_shape
+from dflash_bench.swept import Over, check_values, swept_shape
 
 MIN_POINTS = 3
 """Of an exponent: two points lie on any line."""
@@ -165,7 +166,7 @@ class _Sweep:
         on_gpu = settled_devices(self.plan)[0] != "cpu"
         if room_gib is None or self.over not in FARTHEST or not on_gpu:
             return None
-        step = step_of(self.shape, self.over)
+        step = step_of(self.over, block_size=self.shape.drafter.block_size)
 
         def fits(number: int) -> bool:
             planned = self.planned_gib(number * step)

@@ -111,7 +111,7 @@ def run_bench(plan: BenchPlan, *, say: Callable[[str], None]) -> Bench:
         device=_device_name(devices[0], here),
         shapes={shape.name: shape.record() for shape in plan.shapes},
         options=_options(plan, devices),
-        matrix_tflops=_median([part.matrix_tflops for part in parts if part.is_on(devices[0])]),
+        matrix_tflops=_median([part.matrix_tflops for part in parts]),
         overhead_share=next((part.overhead_share for part in parts if part.overhead_share), None),
         rows=[row for part in parts for row in part.rows()],
         comparisons=[one for part in parts for one in part.comparisons()],

@@ -16,18 +16,39 @@ from dflash.errors import ConfigError, UsageError
 
 FOLDER = "configs/bench"
 DISTRIBUTION = "dflash-trainer"
+LARGEST = 2**63 - 1
+"""Whole number of TOML."""
 
 
 class ShapeFile(BaseModel):
-    """What such a file holds."""
+    """What such a file holds; whether a batch can have such sizes, ``shape_rules`` says."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    token_budget: int = Field(ge=128, multiple_of=128)
-    num_documents: int = Field(ge=1)
+    token_budget: int
+    num_documents: int
     anchor_density: float = Field(gt=0, le=1)
-    num_anchors: int | None = Field(default=None, ge=1)
+    num_anchors: int | None = None
     drafter: DrafterShape
+
+
+SHAPE_KEYS = (
+    *(name for name in ShapeFile.model_fields if name != "drafter"),
+    *(f"drafter.{one.name}" for one in fields(DrafterShape)),
+)
+"""What ``--set`` can change of it."""
+
+
+def key_of(item: str) -> str:
+    """The key of ``key=value``.
+
+    Raises:
+        UsageError: it is none.
+    """
+    key, sign, _ = item.partition("=")
+    if not sign:
+        raise UsageError(f"--set {item} is no override", hint="write key=value: token_budget=8192")
+    return key.strip()
 
 
 def shape_names() -> list[str]:
@@ -92,20 +113,18 @@ def _weight(tree: Mapping[str, Any]) -> int:
 
 def _override(tree: dict[str, Any], item: str) -> None:
     """Put one ``key=value`` into *tree*."""
-    key, sign, raw = (part.strip() for part in item.partition("="))
-    if not sign:
-        raise UsageError(f"--set {item} is no override", hint="write key=value: token_budget=8192")
-    known = [*ShapeFile.model_fields, *(f"drafter.{one.name}" for one in fields(DrafterShape))]
-    known.remove("drafter")
-    if key not in known:
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    key, raw = key_of(item), item.partition("=")[2].strip()
+    if key not in SHAPE_KEYS:
+        near = difflib.get_close_matches(key, SHAPE_KEYS, n=1, cutoff=0.5)
         raise UsageError(
             f"--set {item}: a shape has no {key}",
-            hint=f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}",
+            hint=f"did you mean {near[0]}?" if near else f"it has {', '.join(SHAPE_KEYS)}",
         )
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"--set {item}: {raw!r} is no number or list of numbers") from error
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise UsageError(f"--set {item}: a whole number has 64 bits at most")
     table, _, name = key.rpartition(".")
     (tree[table] if table else tree)[name] = value

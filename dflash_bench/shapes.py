@@ -8,7 +8,12 @@ from typing import Any
 from dflash.drafter.masks import num_anchors_for
 from dflash.drafter.objective import ObjectiveSettings
 from dflash.drafter.shape import DrafterShape
+from dflash.errors import ConfigError
 from dflash_bench.shape_files import read_shape
+from dflash_bench.shape_rules import broken_numbers, broken_sizes
+
+SIZES = ("token_budget", "num_anchors", "num_documents")
+"""Of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +24,9 @@ class BenchShape:
         name: of a file in ``configs/bench``, with its overrides; or a config's own file name.
         token_budget: T.
         num_anchors: N, also where a batch is shorter than T.
+
+    Raises:
+        ConfigError: no batch can have these numbers; every broken rule is listed.
     """
 
     name: str
@@ -28,6 +36,16 @@ class BenchShape:
     num_documents: int
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     activation_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = {name: getattr(self, name) for name in SIZES}
+        problems = [
+            *broken_sizes(sizes, block_size=self.drafter.block_size),
+            *broken_numbers("drafter", asdict(self.drafter)),
+            *broken_numbers("objective", asdict(self.objective)),
+        ]
+        if problems:
+            raise ConfigError(f"shape {self.name}: {'; '.join(problems)}")
 
     def record(self) -> dict[str, Any]:
         """Every number of it, as JSON reads it back."""
@@ -52,8 +70,9 @@ def named_shape(name: str, overrides: Sequence[str] = ()) -> BenchShape:
         name=":".join([name, *overrides]),
         drafter=read.drafter,
         token_budget=read.token_budget,
-        num_anchors=read.num_anchors
-        or num_anchors_for(read.token_budget, read.anchor_density, read.drafter.block_size),
+        num_anchors=num_anchors_for(read.token_budget, read.anchor_density, read.drafter.block_size)
+        if read.num_anchors is None
+        else read.num_anchors,
         num_documents=read.num_documents,
     )
 

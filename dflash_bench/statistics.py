@@ -45,6 +45,8 @@ TAIL = 0.05
 RATIO_LEVEL = 0.99
 LEVEL = 0.95
 RESAMPLES = 2000
+FARTHEST = 300.0
+"""Logarithm of the widest interval: it says nothing, and floats end at 709."""
 
 
 def compare_turns(
@@ -249,7 +251,12 @@ def _estimate(value: float | Floats, resampled: Floats, *, level: float, count: 
     freedom = count // block if count >= 6 else 1  # noqa: PLR2004 - held by the simulation
     widening = _widening(level, freedom) * math.sqrt(count / max(count - block, 1))
     low, high = _interval(float(value), resampled, level=level, widening=widening)
-    return Estimate(value=math.exp(value), low=math.exp(low), high=math.exp(high))
+    return Estimate(value=exp(float(value)), low=exp(low), high=exp(high))
+
+
+def exp(logarithm: float) -> float:
+    """The number of a *logarithm*, where that is one that can be divided by."""
+    return math.exp(max(-FARTHEST, min(FARTHEST, logarithm)))
 
 
 def _interval(

@@ -80,7 +80,7 @@ def serve(pipe: Connection, make: Callable[[], Subject], *, stacks: Path, parent
     while True:
         try:
             order: Order = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):  # reset, where the parent left an answer unread
             sys.stderr.flush()
             os._exit(0)  # an orderly end with compilers, graphs and pools takes seconds
         answer: Any

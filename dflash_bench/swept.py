@@ -1,12 +1,11 @@
 """A shape with one of its sizes changed, as a run would change with it."""
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
-from dflash.data.packing import MIN_PIECE_TOKENS
 from dflash.drafter.masks import TILE, num_anchors_for
 from dflash.errors import UsageError
+from dflash_bench.shape_rules import broken_rule, step_of
 from dflash_bench.shapes import BenchShape
 
 Over = Literal["token_budget", "num_anchors", "num_documents", "drafters"]
@@ -38,30 +37,25 @@ def swept_shape(shape: BenchShape, over: Over, value: int) -> BenchShape:
     return shape.with_(name=name)
 
 
-def step_of(shape: BenchShape, over: Over) -> int:
-    """What values of *over* must be multiples of."""
-    if over == "token_budget":
-        return TILE
-    return TILE // math.gcd(shape.drafter.block_size, TILE) if over == "num_anchors" else 1
-
-
 def check_values(shape: BenchShape, over: Over, values: Sequence[int]) -> None:
     """Refuse values that no batch of *shape* can have.
 
     Raises:
         UsageError: names them all, and the rule.
     """
-    step = step_of(shape, over)
-    wrong = [value for value in values if value < 1 or value % step]
+    block_size = shape.drafter.block_size
+    wrong: dict[str, list[int]] = {}
+    for value in values:
+        budget = value if over == "token_budget" else shape.token_budget
+        if rule := broken_rule(over, value, token_budget=budget, block_size=block_size):
+            wrong.setdefault(rule, []).append(value)
     if wrong:
-        listed = ", ".join(map(str, wrong))
+        told = [
+            f"{over} cannot be {', '.join(map(str, bad))} at shape {shape.name}: {rule}"
+            for rule, bad in wrong.items()
+        ]
+        tiled = step_of(over, block_size=block_size) > 1
         raise UsageError(
-            f"{over} cannot be {listed} at shape {shape.name}: it comes in multiples of {step}",
-            hint="attention works on whole tiles of 128 rows" if step > 1 else "",
-        )
-    most = shape.token_budget // MIN_PIECE_TOKENS
-    if over == "num_documents" and max(values) > most:
-        raise UsageError(
-            f"num_documents cannot be {max(values)} at shape {shape.name}: {shape.token_budget}"
-            f" tokens hold at most {most} documents of {MIN_PIECE_TOKENS}"
+            "; ".join(told),
+            hint=f"attention works on whole tiles of {TILE} rows" if tiled else "",
         )

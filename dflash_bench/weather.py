@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from dflash.measurement import Spoiled, Weather
+from dflash_bench import host_memory
 
 EVERY_S = 0.25
 GIB = 2**30
@@ -90,7 +91,9 @@ class Watch:
             self._on.clear()
 
     def free_gib(self, device: str) -> float | None:
-        """Free memory of a GPU that is watched; None of what is none, or where NVML is not."""
+        """Free memory of the CPU's machine, or of a GPU that is watched; None where nobody says."""
+        if device == "cpu":
+            return host_memory.free_gib()
         if device not in self._handles:
             return None
         return float(self._nvml.nvmlDeviceGetMemoryInfo(self._handles[device]).free) / GIB

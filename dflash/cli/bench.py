@@ -61,7 +61,7 @@ def bench(  # noqa: PLR0913 - a command's options
         return
     reports = BenchReports(json_out, markdown, html)
     reports.check()
-    wanted = _expectations(expect or [], cases or [])
+    wanted = _expectations(expect or [], cases or [], modes or [])
     plan = option.bench_plan(given)
     from dflash_bench.expectations import judge
     from dflash_bench.session import run_bench
@@ -73,13 +73,18 @@ def bench(  # noqa: PLR0913 - a command's options
     sys.exit(exit_code(found, outcomes))
 
 
-def _expectations(texts: "Sequence[str]", cases: "Sequence[str]") -> "list[Expectation]":
+def _expectations(
+    texts: "Sequence[str]", cases: "Sequence[str]", modes: "Sequence[str]"
+) -> "list[Expectation]":
     """Read all of them, so that a mistake is met before anything is measured."""
     from dflash_bench.expressions import parse_expectation
-    from dflash_bench.selection import modes_of, named_cases
+    from dflash_bench.selection import modes_of, named_cases, named_modes
 
-    modes = modes_of(named_cases(cases))
-    return [parse_expectation(text, modes) for text in texts]
+    chosen = named_cases(cases)
+    every = modes_of(chosen)
+    wanted = named_modes(modes, chosen) or every
+    groups = [[mode for mode in modes_of([case]) if mode in wanted] for case in chosen]
+    return [parse_expectation(text, groups, others=every) for text in texts]
 
 
 def _print_schema() -> None:

@@ -10,6 +10,7 @@ import typer
 from dflash.errors import UsageError
 
 if TYPE_CHECKING:
+    from dflash_bench.assignments import Assignments
     from dflash_bench.cases._case import Lengths
     from dflash_bench.session import BenchPlan
     from dflash_bench.shapes import BenchShape
@@ -27,7 +28,8 @@ Configs = Annotated[
     list[Path] | None, typer.Option("--config", metavar="FILE", help="your own training as a shape")
 ]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="of every shape; repeatable")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="of shapes that have the key; repeatable"),
 ]
 LengthsOf = Annotated[
     list[str] | None,
@@ -138,24 +140,32 @@ def _read_shapes(given: Mapping[str, Any]) -> None:
     from dflash.config import load
     from dflash_bench.shape_files import read_shape
 
-    overrides = given["sets"] or []
+    assigned = _assigned(given)
     for name in given["shapes"] or []:
-        read_shape(name, overrides)
+        read_shape(name, assigned.of_shapes)
     for path in given["configs"] or []:
-        load(path, overrides)
+        load(path, assigned.of_configs)
+
+
+def _assigned(given: Mapping[str, Any]) -> "Assignments":
+    from dflash_bench.assignments import shared_out
+
+    configs = bool(given["configs"])
+    shapes = bool(given["shapes"]) or not configs
+    return shared_out(given["sets"] or [], shapes=shapes, configs=configs)
 
 
 def _shapes(given: Mapping[str, Any]) -> "tuple[BenchShape, ...]":
     from dflash_bench.shapes import named_shape, shape_of_config
 
-    overrides = given["sets"] or []
+    assigned = _assigned(given)
     names = list(dict.fromkeys(given["shapes"] or []))
     configs = list(dict.fromkeys(given["configs"] or []))
     if not names and not configs:
         names = [default_shape(given["devices"] or [])]
     return (
-        *(named_shape(name, overrides) for name in names),
-        *(shape_of_config(path, overrides) for path in configs),
+        *(named_shape(name, assigned.of_shapes) for name in names),
+        *(shape_of_config(path, assigned.of_configs) for path in configs),
     )
 
 

@@ -74,7 +74,8 @@ def curve_findings(curve: Scaling) -> Iterator[str]:
 def conditions(bench: Bench) -> Iterator[tuple[str, str]]:
     """Sign and sentence of everything that bears on how far the figures can be believed."""
     if bench.matrix_tflops is not None:
-        yield "", f"bf16 matrix product in the same run: {number(bench.matrix_tflops)} TFLOP/s"
+        rate = f"{number(bench.matrix_tflops)} TFLOP/s"
+        yield "", f"bf16 matrix product of 8192 x 8192 in the same run: {rate}"
     if bench.overhead_share is not None:
         costs = bench.overhead_share
         interval = f"{costs.low:.2%} to {costs.high:.2%}"

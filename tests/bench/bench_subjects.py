@@ -30,6 +30,12 @@ class Sound:
         return {"finished": True}
 
 
+class Answering(Sound):
+    def build(self) -> dict[str, Any]:
+        self.log.write_text("built")
+        return {}
+
+
 class Raising(Sound):
     def turn(self) -> list[float]:
         raise ValueError("a tensor of the wrong shape\nand a second line")

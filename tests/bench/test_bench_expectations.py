@@ -12,7 +12,7 @@ MODES = ["eager", "compiled", "reduce-overhead", "warmed", "graphed"]
 
 
 def states(text: str, bench: Bench | None = None) -> set[str]:
-    return {each.state for each in judge(parse_expectation(text, MODES), bench or sample())}
+    return {each.state for each in judge(parse_expectation(text, [MODES]), bench or sample())}
 
 
 def compared(one: str, other: str, ratio: Estimate) -> Comparison:
@@ -46,7 +46,7 @@ def test_two_modes_are_compared_by_way_of_their_baseline() -> None:
         compared("graphed", "eager", estimate(0.5, 0.003)),
         compared("warmed", "eager", estimate(0.8, 0.004)),
     )
-    found = judge(parse_expectation("graphed/warmed >= 1.59", MODES), bench)
+    found = judge(parse_expectation("graphed/warmed >= 1.59", [MODES]), bench)
     assert [each.state for each in found] == ["met"]
     assert "1.6 (1.592 to 1.608)" in found[0].why  # half width: root of 3**2 + 4**2
     assert states("graphed/warmed >= 1.595", bench) == {"unclear"}
@@ -54,7 +54,7 @@ def test_two_modes_are_compared_by_way_of_their_baseline() -> None:
 
 
 def test_an_expectation_holds_in_every_shape_and_for_both_lengths() -> None:
-    found = judge(parse_expectation("graphed/eager >= 1.5", MODES), sample())
+    found = judge(parse_expectation("graphed/eager >= 1.5", [MODES]), sample())
     assert len(found) == 2
     assert {each.state for each in found} == {"met"}
 
@@ -115,7 +115,7 @@ def test_what_speaks_of_nothing_that_was_measured_is_unclear() -> None:
 )
 def test_a_mistake_is_named_with_its_place(*, text: str, at: int, why: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_expectation(text, MODES)
+        parse_expectation(text, [MODES])
     assert caught.value.what == f"--expect {text!r}, at character {at}: {why}"
     assert caught.value.hint.startswith(hint)
     assert caught.value.exit_code == 2

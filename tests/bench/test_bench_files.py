@@ -1,6 +1,7 @@
 """The JSON of a bench: what is written is read back, here and by pytest-benchmark."""
 
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -68,6 +69,75 @@ def test_a_wrong_value_is_named_by_its_place(file: Path) -> None:
     rows[1]["state"] = "lost"
     with pytest.raises(UsageError, match=r"rows\.1\.state: Input should be 'measured'"):
         read_bench(change(file, rows=rows))
+
+
+@pytest.mark.parametrize("missing", ["rows", "comparisons", "shapes", "options"])
+def test_a_file_that_lacks_what_is_always_written_is_no_empty_bench(
+    file: Path, missing: str
+) -> None:
+    content = json.loads(file.read_text())
+    del content[missing]
+    file.write_text(json.dumps(content))
+    with pytest.raises(UsageError, match=f"is not a bench: {missing}: Field required"):
+        read_bench(file)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "why"),
+    [
+        ("rows.0.per_s.low", 0.0, "is 0.0, and must be above 0"),
+        ("rows.0.per_s.high", 1.0, "rows.0.per_s is .* outside of its interval"),
+        ("rows.0.step_ms.median", math.nan, "is nan, and must be a finite number"),
+        ("rows.0.step_ms.p90", math.inf, "is inf, and must be a finite number"),
+        ("rows.0.turns_ms.0.1", -1.0, "is -1.0, and must be above 0"),
+        ("rows.0.turns_ms.0", [], "is a turn without a step"),
+        ("rows.0.memory.device_allocs", 10**400, r"is above 1e\+18"),
+        ("rows.0.memory.peak_reserved_gib", math.nan, "is nan, and must be a finite number"),
+        ("comparisons.0.ratio.low", 0.0, "is 0.0, and must be above 0"),
+        ("options.devices", 5, "is no list"),
+    ],
+)
+def test_a_number_that_no_bench_has_is_named_by_its_place(
+    file: Path, *, place: str, value: object, why: str
+) -> None:
+    content = json.loads(file.read_text())
+    inner = content
+    *path, last = [int(word) if word.isdecimal() else word for word in place.split(".")]
+    for word in path:
+        inner = inner[word]
+    inner[last] = value
+    file.write_text(json.dumps(content))
+    with pytest.raises(UsageError, match=f"a.json is not a bench: .*{why}") as caught:
+        read_bench(file)
+    assert place.removesuffix(".high") in caught.value.what
+    assert "\n" not in caught.value.what
+    assert caught.value.hint
+
+
+def test_a_loss_that_is_nan_is_what_a_mode_computed(tmp_path: Path) -> None:
+    rows = [row.model_copy(update={"loss": math.nan}) for row in sample().rows]
+    path = tmp_path / "a.json"
+    path.write_text(bench_json(sample().model_copy(update={"rows": rows})))
+    assert all(row.loss is not None and math.isnan(row.loss) for row in read_bench(path).rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[" * 200_000, "it is nested too deeply"),
+        ('{"kind": ' + "9" * 5000 + "}", "it holds a whole number of more than 4300 digits"),
+        ('{"kind": "bench", "date": "\\ud800"}', "it is no text"),
+    ],
+)
+def test_what_is_beyond_a_reader_is_refused_in_its_words(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_bench(path)
+    assert caught.value.what == f"{path} is not a bench: {why}"
+    assert caught.value.hint
 
 
 def test_what_is_no_json_is_named_by_its_line(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dflash_bench.grouping import CONTEXT_GIB, GAPS_GIB, group_modes
+from dflash_bench.grouping import CONTEXT_GIB, GAPS_GIB, ON_CPU, group_modes
 
 BESIDE = CONTEXT_GIB + GAPS_GIB
 
@@ -46,3 +46,15 @@ def test_no_group_needs_more_than_there_is_and_no_mode_is_lost(room: float) -> N
     measured = [name for group in found.together for name in group]
     everyone = [found.baseline] * bool(found.baseline) + measured + found.alone + found.too_large
     assert sorted(everyone) == sorted(needs)
+
+
+def test_small_modes_and_those_without_a_plan_are_together_on_a_busy_cpu() -> None:
+    needs = {"eager": 0.02, "compiled": 0.01, "mask": None, "packing": None}
+    found = group_modes(needs, 1.5, beyond=ON_CPU)
+    assert (found.baseline, found.together) == ("eager", [["compiled", "mask", "packing"]])
+
+
+def test_modes_that_fit_a_cpu_one_by_one_are_measured_one_by_one() -> None:
+    found = group_modes({"eager": 12.0, "compiled": 11.0, "dense": 30.0}, 20.0, beyond=ON_CPU)
+    assert (found.baseline, found.together, found.too_large) == ("", [], ["dense"])
+    assert found.alone == ["eager", "compiled"]

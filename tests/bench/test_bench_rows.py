@@ -4,7 +4,7 @@ import pytest
 import torch
 from bench_cases import setting
 
-from dflash.measurement import Memory
+from dflash.measurement import Memory, Verdict
 from dflash_bench.cases import all_cases
 from dflash_bench.counters import Counters
 from dflash_bench.rows import Beside, row_of
@@ -71,3 +71,34 @@ def test_the_share_of_the_products_rate_is_of_as_many_devices(case: str, num_dev
     row = row_of(all_cases()[case], APART, timed, beside=Beside(matrix_tflops=100.0))
     assert row.model_tflops is not None
     assert row.matrix_share == pytest.approx(row.model_tflops / num_devices / 100.0)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "after"),
+    [("faster", 600.0), ("unclear", None), ("same", None), ("slower", None), (None, None)],
+)
+def test_only_a_mode_that_was_found_faster_pays_back(
+    verdict: Verdict | None, after: float | None
+) -> None:
+    slow, quick = child(first_steps_ms=[1.0]), child(first_steps_ms=[1.0])
+    slow.turns.append([10.0, 10.0])
+    quick.turns.append([5.0, 5.0])
+    slow.prepared_s, quick.prepared_s = 1.0, 4.0  # 3 s more, won back by 5 ms a step
+    beside = Beside(baseline=slow, verdict=verdict)
+    row = row_of(all_cases()["mask"], setting("launched"), quick, beside=beside)
+    assert row.start_up is not None
+    assert row.start_up.pays_back_after_steps == after
+
+
+@pytest.mark.parametrize(
+    ("turns", "why"),
+    [
+        ([], "interrupted before it was measured"),
+        ([[1.0]], "it has 1 timed step, and a rate takes 2"),
+    ],
+)
+def test_a_row_without_a_rate_says_what_it_lacks(turns: list[list[float]], why: str) -> None:
+    timed = child()
+    timed.turns += turns
+    row = row_of(all_cases()["mask"], setting("launched"), timed, beside=Beside())
+    assert (row.state, row.why) == ("skipped", why)

@@ -61,19 +61,32 @@ def test_every_mode_is_a_row_and_is_compared_with_the_first(usual: Bench) -> Non
     assert verdicts == {same.name: "same", quick.name: "faster"}
     assert all(one.baseline == base.name and one.pairs == 6 for one in found.comparisons)
     assert found.complete
-    assert found.matrix_tflops is not None
-    assert found.matrix_tflops > 0
+
+
+def test_no_matrix_product_is_told_where_none_in_bf16_was_made(usual: Bench) -> None:
+    assert usual.matrix_tflops is None
+    assert not any("matrix product" in text for text in bench_lines(usual))
 
 
 def test_start_up_is_told_apart_and_pays_back(usual: Bench) -> None:
-    base, _, quick = usual.rows
+    base, same, quick = usual.rows
     assert base.start_up is not None
+    assert same.start_up is not None
+    assert same.start_up.pays_back_after_steps is None  # as quick, but for chance
     assert quick.start_up is not None
     assert base.start_up.first_steps_ms == [1000.0, 500.0]
     assert (base.start_up.build_s, base.start_up.warm_up_s) == (0.5, 0.25)
     assert base.start_up.pays_back_after_steps is None
     later = quick.start_up.first_step_s - base.start_up.first_step_s + 0.005
     assert quick.start_up.pays_back_after_steps == pytest.approx(max(0.0, later / 0.005), abs=3)
+
+
+def test_turns_go_on_until_a_rate_can_be_made_however_little_time_there_is(run: Run) -> None:
+    plan = replace(PLAN, turn_steps=1, min_pairs=1, max_time_s=0.0)
+    found = run(replace(FAKE, modes=("base", "same")), plan)
+    assert [row.state for row in found.rows] == ["measured"] * 2
+    assert len(found.rows[0].turns_ms) == 2  # one has no spread
+    assert all(row.per_s is not None and row.why == "" for row in found.rows)
 
 
 def test_what_measuring_costs_is_a_share_of_a_bare_step(usual: Bench) -> None:
@@ -148,12 +161,12 @@ def test_a_second_interrupt_ends_at_once(run: Run, monkeypatch: pytest.MonkeyPat
 def test_groups_that_fit_take_turns_with_a_baseline_that_stays_alive(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Watch, "free_gib", lambda *_: 25.0)
+    monkeypatch.setattr(Watch, "free_gib", lambda *_: 20.0)
     case = replace(FAKE, make=partial(Timed, log=tmp_path / "log"), planned_gib=lambda _: 5.0)
     plan = replace(PLAN, min_pairs=4, max_time_s=0.001)
     found = run(case, plan)
     words = (tmp_path / "log").read_text().split()
-    # 5 + 3 + 1.5 each beside 1.5 of the product: two of them fit at a time
+    # 5 * 1.35 + 0.5 each on a CPU: two of them fit at a time
     one, other = "base same same base base same same base", "base quick quick base " * 2
     overhead = "same " * 6
     assert sorted(words[:2]) == ["+base", "+same"]  # they are built at the same time
@@ -188,6 +201,21 @@ def test_what_cannot_fit_is_skipped_with_its_numbers(
     assert [row.state for row in found.rows] == ["skipped", "measured", "measured"]
     assert "needs 30.0 GiB by the memory plan, and cpu has 25.0 GiB free" in found.rows[0].why
     assert [one.baseline for one in found.comparisons] == [found.rows[1].name]
+
+
+def test_a_shape_that_a_cpu_has_no_memory_for_is_skipped_and_never_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("dflash_bench.turns.Child.start", start)
+    monkeypatch.setattr("dflash_bench.host_memory.free_gib", lambda: 24.0)
+    shapes = (named_shape("packed-49k"),)
+    plan = replace(PLAN, cases=("drafter-step",), shapes=shapes, modes=("eager",), devices=("cpu",))
+    (row,) = run_bench(plan, say=lambda _: None).rows
+    assert row.state == "skipped"
+    assert "GiB by the memory plan, and cpu has 24.0 GiB free" in row.why
 
 
 def test_what_speaks_against_a_mode_is_why_it_is_skipped(run: Run) -> None:

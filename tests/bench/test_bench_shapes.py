@@ -38,7 +38,19 @@ def test_an_override_has_its_way_and_is_in_the_name() -> None:
         ("tiny", "token_budgt=512", "did you mean token_budget"),
         ("tiny", "token_budget", "key=value"),
         ("tiny", "token_budget=lots", "no number"),
-        ("tiny", "token_budget=100", "multiple of 128"),
+        ("tiny", "token_budget=100", "token_budget cannot be 100: it comes in multiples of 128"),
+        ("tiny", "token_budget=0", "token_budget cannot be 0"),
+        ("tiny", f"token_budget={10**400}", "64 bits"),
+        ("tiny", "num_anchors=0", "num_anchors cannot be 0"),
+        ("tiny", "num_anchors=257", "num_anchors cannot be 257: it comes in multiples of 16"),
+        ("tiny", "num_documents=0", "num_documents cannot be 0"),
+        ("tiny", "num_documents=86", "256 tokens hold at most 85 documents of 3"),
+        ("tiny", "num_documents=1000", "num_documents cannot be 1000: 256 tokens hold at most 85"),
+        ("tiny", "drafter.rope_theta=nan", "drafter.rope_theta cannot be nan"),
+        ("tiny", "drafter.rope_theta=inf", "drafter.rope_theta cannot be inf"),
+        ("tiny", "drafter.rope_theta=0", "drafter.rope_theta cannot be 0.0: it is above 0"),
+        ("tiny", "drafter.rms_norm_eps=-inf", "drafter.rms_norm_eps cannot be -inf"),
+        ("tiny", "num_anchors=nan", "num_anchors"),
         ("tiny", "drafter.num_heads='many'", "drafter.num_heads"),
         ("tiny", "drafter.num_heads=3", "multiple of num_kv_heads"),
         ("tiny", "anchor_density=nan", "anchor_density"),
@@ -47,6 +59,16 @@ def test_an_override_has_its_way_and_is_in_the_name() -> None:
 def test_a_mistake_is_told_by_its_name(name: str, override: str | None, told: str) -> None:
     with pytest.raises((UsageError, ConfigError), match=told):
         named_shape(name, [] if override is None else [override])
+
+
+def test_the_most_documents_that_a_batch_can_have_are_taken() -> None:
+    shape = named_shape("tiny", ["num_documents=85", "num_anchors=256"])  # 3 * 85 = 255 of 256
+    assert (shape.num_documents, shape.num_anchors) == (85, 256)
+
+
+def test_a_shape_that_is_made_of_another_is_checked_too() -> None:
+    with pytest.raises(ConfigError, match=r"shape odd: num_anchors cannot be 7: .* of 16; num_doc"):
+        named_shape("tiny").with_(name="odd", num_anchors=7, num_documents=300)
 
 
 def test_a_training_configuration_is_a_shape() -> None:

@@ -223,3 +223,9 @@ def test_the_median_step_has_the_turns_interval() -> None:
     assert found is not None
     assert found.low < found.value == 5.0 < found.high
     assert math.log(found.high / found.low) < 0.01
+
+
+def test_an_interval_as_wide_as_no_float_is_still_one_that_can_be_divided_by() -> None:
+    wild = [[1e-15], [1e-15], [1e15], [1e15]]
+    found = compare_apart(wild, [[1.0]] * 4)
+    assert 0 < found.low <= found.value <= found.high < math.inf

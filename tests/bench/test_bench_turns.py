@@ -2,12 +2,14 @@
 
 import os
 import signal
+import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
 from bench_subjects import (
+    Answering,
     Crashing,
     Hanging,
     Leaving,
@@ -97,6 +99,21 @@ def test_a_turn_that_is_interrupted_is_still_taken_and_what_is_known_with_it(
     assert child.turns == [[3.0]]
     assert child.facts["told"] == "so far"
     assert child.failure is None
+
+
+def test_a_child_whose_answer_nobody_read_ends_in_silence(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    with Child("sound", partial(Answering, "sound", log), limit_s=20.0) as child:
+        child.start()
+        ends_at = time.monotonic() + 20.0
+        while not log.exists() and time.monotonic() < ends_at:
+            time.sleep(0.05)
+        time.sleep(0.5)  # for the answer itself, which comes after what it is about
+        child.close()  # in peace: it is not killed, so it ends by what it finds in its pipe
+    assert log.read_text() == "built"
+    assert capfd.readouterr().err == ""
 
 
 def test_a_child_outlives_the_signals_of_its_group(tmp_path: Path) -> None:

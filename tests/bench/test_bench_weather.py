@@ -58,7 +58,7 @@ def test_without_a_gpu_the_weather_says_why_it_is_not_known(
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     with Watch(["cpu"]) as watch, watch.watching():
         pass
-    assert watch.free_gib("cpu") is None
+    assert watch.free_gib("cuda:0") is None
     assert watch.process_gib(1) is None
     found = watch.weather(set())
     assert (found.samples, found.spoiled) == (0, [])

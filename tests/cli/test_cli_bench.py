@@ -21,6 +21,7 @@ Answer = Callable[[Bench], list[BenchPlan]]
 GOOD = [row for row in sample().rows if row.state == "measured" and row.shape == "made-up-3072"]
 CURVE = [row for row in sample().rows if row.shape != "made-up-3072"]
 ROOT = Path(__file__).parents[2]
+BOTH = f"--shape tiny --config {ROOT}/configs/quickstart.toml"
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +100,18 @@ def test_a_training_configuration_is_a_shape(answer: Answer) -> None:
     assert plans[0].shapes[0].drafter.hidden_size == 192
 
 
+def test_an_assignment_is_for_the_shapes_that_have_its_key(answer: Answer) -> None:
+    plans = answer(good())
+    sets = ("token_budget=512", "data.token_budget=1024", "drafter.num_layers=1")
+    words = [*BOTH.split(), *(word for item in sets for word in ("--set", item))]
+    assert main(["bench", *words]) == 0
+    tiny, mine = plans[0].shapes
+    assert (tiny.token_budget, mine.token_budget) == (512, 1024)
+    assert (tiny.drafter.num_layers, mine.drafter.num_layers) == (1, 1)  # both have this one
+    assert tiny.name == "tiny:token_budget=512:drafter.num_layers=1"
+    assert mine.name == "quickstart:data.token_budget=1024:drafter.num_layers=1"
+
+
 def test_a_failed_row_is_exit_one_and_everything_is_written(
     answer: Answer, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -156,10 +169,34 @@ def test_a_bench_in_which_nothing_ran_is_exit_four(answer: Answer, capsys: Captu
         ("--mode graphd", "there is no mode 'graphd'", "did you mean graphed?"),
         ("--shape tinny", "there is no", "did you mean tiny?"),
         ("--shape tiny --set token_bugdet=4", "token_bugdet", "did you mean token_budget?"),
+        ("--shape tiny --set num_documents=1000", "shape tiny:num_documents=1000: num_doc", ""),
+        ("--shape tiny --set num_anchors=257", "multiples of 16", ""),
+        ("--shape tiny --set drafter.rope_theta=nan", "drafter.rope_theta cannot be nan", ""),
+        (f"{BOTH} --set data.token_bugdet=512", "neither a shape nor a", "data.token_budget?"),
+        (f"{BOTH} --set token_budget", "--set token_budget is no override", "key=value"),
+        (f"{BOTH} --set data.token_budget=-1", "data.token_budget", ""),
         ("--precision 0", "--precision 0 is no share above 0 and below 1", "--precision 1%"),
         ("--precision fine", "--precision fine is no share", "--precision 1%"),
         ("--lengths some", "--lengths some is neither fixed nor variable", ""),
         ("--expect graphed/eagr>=3", "at character 9: there is no mode 'eagr'", "eager?"),
+        (
+            "--mode eager --expect graphed/eager>=3",
+            "at character 1: mode 'graphed' is",
+            "--mode gr",
+        ),
+        ("--mode eager --expect eager/graphed>=3", "at character 7: mode 'graphed'", "--mode gr"),
+        (
+            "--mode eager --expect warmed.step_ms<9",
+            "at character 1: mode 'warmed'",
+            "--mode warmed",
+        ),
+        ("--mode eager --expect warmed>9", "at character 1: mode 'warmed'", "--mode warmed"),
+        ("--mode eagr --expect eager/eager>=1", "there is no mode 'eagr'", "did you mean eager?"),
+        (
+            "mask decode --expect plain/launched>1",
+            "at character 7: no case here has both",
+            "plain,",
+        ),
         ("--expect gibberish", "at character 1: there is no figure 'gibberish'", "figures:"),
         ("--json no/such/folder/a.json", "cannot be written", "a folder that exists"),
         ("--html .", "cannot be written", "a folder that exists"),
@@ -332,6 +369,21 @@ def test_another_format_and_another_shape_are_exit_two(tmp_path: Path, capsys: C
     other = write(tmp_path / "c.json", good(shapes=shapes))
     assert main(["bench", "compare", one, other]) == 2
     assert "shape made-up-3072 is not the same in both" in error(capsys)
+
+
+@pytest.mark.parametrize("damaged", ["[" * 200_000, '{"format": ' + "9" * 5000 + "}", "no rows"])
+def test_a_damaged_file_is_exit_two_with_its_name_and_no_crash_file(
+    tmp_path: Path, capsys: Capture, damaged: str
+) -> None:
+    one = write(tmp_path / "a.json", good())
+    content = json.loads(bench_json(good()))
+    del content["rows"]
+    (tmp_path / "b.json").write_text(json.dumps(content) if damaged == "no rows" else damaged)
+    assert main(["bench", "compare", one, "b.json"]) == 2
+    what, hint = error(capsys).splitlines()
+    assert what.startswith("error: b.json is not a bench: ")
+    assert hint.startswith("hint: dflash bench --json FILE writes one")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
 
 
 def test_another_machine_is_judged_only_when_asked(tmp_path: Path, capsys: Capture) -> None:

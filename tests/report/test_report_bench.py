@@ -55,7 +55,7 @@ def test_lines_say_on_what_and_how_it_was_measured() -> None:
     text = " ".join(" ".join(bench_lines(sample())).split())
     for told in (
         "Made-up GPU, torch 2.11.0+cu130, commit 0123456",
-        "bf16 matrix product in the same run: 705.0 TFLOP/s",
+        "bf16 matrix product of 8192 x 8192 in the same run: 705.0 TFLOP/s",
         "measuring costs 0.31% of a step (-0.12% to 0.74%)",
         "verdicts at 1.0%, 8 pairs of turns",
         "1,755 MHz (1,410 to 1,980), 688 W, at most 71 C, at its power limit 37% of the time; 900",

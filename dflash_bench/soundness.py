@@ -1,0 +1,83 @@
+"""Whether the numbers of a bench that was read can be what a bench measured."""
+
+import math
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from dflash.measurement import Bench, Estimate, Spread
+
+LARGEST = 1e18
+"""No time, count, size or rate comes near; interval ends may, where there are few steps."""
+
+MAY_BE_NAN = ("loss", "loss_against_eager")
+"""What a mode computed, whatever that is."""
+
+Numbers = Iterator[tuple[str, float]]
+
+
+def unsound(bench: Bench) -> str:
+    """The first number that no bench can have, with its place and the rule; "" if all can be."""
+    rules = (_numbers(bench), _turns(bench), _spreads(bench), _intervals(bench), _devices(bench))
+    return next((problem for found in rules for problem in found), "")
+
+
+def _numbers(bench: Bench) -> Iterator[str]:
+    for place, value in _leaves("", bench):
+        if place.rpartition(".")[2] in MAY_BE_NAN:
+            continue
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{place} is {value}, and must be a finite number"
+        elif abs(value) > LARGEST and not place.endswith((".low", ".high")):
+            yield f"{place} is above {LARGEST:g}"
+
+
+def _leaves(place: str, value: object) -> Numbers:
+    """Every number of the models and lists of *value*, by its dotted place."""
+    if isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _leaves(f"{place}.{name}" if place else name, getattr(value, name))
+    elif isinstance(value, list):
+        for at, one in enumerate(value):
+            yield from _leaves(f"{place}.{at}", one)
+    elif isinstance(value, int | float):
+        yield place, value
+
+
+def _turns(bench: Bench) -> Iterator[str]:
+    for at, row in enumerate(bench.rows):
+        for number, turn in enumerate(row.turns_ms):
+            place = f"rows.{at}.turns_ms.{number}"
+            if not turn:
+                yield f"{place} is a turn without a step"
+            yield from _not_above_zero(_leaves(place, turn))
+
+
+def _spreads(bench: Bench) -> Iterator[str]:
+    for at, row in enumerate(bench.rows):
+        spread: Spread | None = row.step_ms
+        if spread is not None:
+            yield from _not_above_zero(_leaves(f"rows.{at}.step_ms", spread))
+
+
+def _intervals(bench: Bench) -> Iterator[str]:
+    """Of rates and of ratios; an exponent, or what measuring costs, may as well be negative."""
+    found: list[tuple[str, Estimate | None]] = [
+        (f"rows.{at}.per_s", row.per_s) for at, row in enumerate(bench.rows)
+    ]
+    found += [(f"comparisons.{at}.ratio", one.ratio) for at, one in enumerate(bench.comparisons)]
+    for place, one in found:
+        if one is None:
+            continue
+        yield from _not_above_zero(_leaves(place, one))
+        if not one.low <= one.value <= one.high:
+            yield f"{place} is {one.value:g}, outside of its interval {one.low:g} to {one.high:g}"
+
+
+def _not_above_zero(numbers: Numbers) -> Iterator[str]:
+    return (f"{place} is {value}, and must be above 0" for place, value in numbers if value <= 0)
+
+
+def _devices(bench: Bench) -> Iterator[str]:
+    if not isinstance(bench.options.get("devices", []), list):
+        yield "options.devices is no list"

@@ -3,7 +3,7 @@
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dflash.drafter.shape import DrafterShape
 from dflash.errors import ConfigError, UsageError
+from dflash_bench.shape_rules import SIZES, problems_of
 
 FOLDER = "configs/bench"
 DISTRIBUTION = "dflash-trainer"
@@ -76,13 +77,18 @@ def read_shape(name: str, overrides: Sequence[str] = ()) -> ShapeFile:
     for item in overrides:
         _override(tree, item)
     try:
-        return ShapeFile.model_validate(tree)
+        read = ShapeFile.model_validate(tree)
     except ValidationError as error:
         problems = [
             f"{'.'.join(map(str, one['loc']))}: {one['msg']}, got {one['input']!r}"
             for one in error.errors()
         ]
         raise ConfigError(f"shape {name}: {'; '.join(problems)}") from error
+    sizes = {size: given for size in SIZES if (given := getattr(read, size)) is not None}
+    parts = {"drafter": asdict(read.drafter)}
+    if broken := problems_of(sizes, block_size=read.drafter.block_size, parts=parts):
+        raise ConfigError(f"shape {':'.join([name, *overrides])}: {'; '.join(broken)}")
+    return read
 
 
 @cache

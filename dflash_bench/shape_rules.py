@@ -1,11 +1,17 @@
-"""What the numbers of a shape must be: one check of shape files, ``--set``, configs and scaling."""
+"""What the numbers of a shape must be: one check of shape files, ``--set``, configs and scaling.
+
+Without torch, so that a mistake is told at once.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dflash.config.sections import TILE
 from dflash.data.packing import MIN_PIECE_TOKENS
-from dflash.drafter.masks import TILE
+
+SIZES = ("token_budget", "num_anchors", "num_documents")
+"""Of a batch."""
 
 ABOVE_ZERO = ("rope_theta", "rms_norm_eps")
 
@@ -34,6 +40,16 @@ def broken_sizes(sizes: Mapping[str, int], *, block_size: int) -> Iterator[str]:
         budget = sizes["token_budget"]
         if rule := broken_rule(size, value, token_budget=budget, block_size=block_size):
             yield f"{size} cannot be {value}: {rule}"
+
+
+def problems_of(
+    sizes: Mapping[str, int], *, block_size: int, parts: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """Every rule that a shape of these *sizes* and *parts* breaks, a sentence each."""
+    found = list(broken_sizes(sizes, block_size=block_size))
+    for part, numbers in parts.items():
+        found += broken_numbers(part, numbers)
+    return found
 
 
 def broken_numbers(part: str, numbers: Mapping[str, Any]) -> Iterator[str]:

@@ -10,10 +10,7 @@ from dflash.drafter.objective import ObjectiveSettings
 from dflash.drafter.shape import DrafterShape
 from dflash.errors import ConfigError
 from dflash_bench.shape_files import read_shape
-from dflash_bench.shape_rules import broken_numbers, broken_sizes
-
-SIZES = ("token_budget", "num_anchors", "num_documents")
-"""Of a batch."""
+from dflash_bench.shape_rules import SIZES, problems_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +36,8 @@ class BenchShape:
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in SIZES}
-        problems = [
-            *broken_sizes(sizes, block_size=self.drafter.block_size),
-            *broken_numbers("drafter", asdict(self.drafter)),
-            *broken_numbers("objective", asdict(self.objective)),
-        ]
-        if problems:
+        parts = {"drafter": asdict(self.drafter), "objective": asdict(self.objective)}
+        if problems := problems_of(sizes, block_size=self.drafter.block_size, parts=parts):
             raise ConfigError(f"shape {self.name}: {'; '.join(problems)}")
 
     def record(self) -> dict[str, Any]:

@@ -229,7 +229,7 @@ def test_another_target_of_the_same_shape_is_refused(
 ) -> None:
     write_target(tmp_path / "target", seed=1)
     config = tiny_config(place, target={"model": str(tmp_path / "target")})
-    with pytest.raises(CheckpointError, match=r"target\.fingerprint = '"):
+    with pytest.raises(CheckpointError, match=r'target\.fingerprint = "'):
         run(config, whole)
 
 

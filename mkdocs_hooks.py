@@ -131,12 +131,14 @@ def cell(run: dict[str, Any], slug: str) -> str:
 def store(*files: Path) -> Path:
     """Keep the verdicts of diagnoses of one kind of machine, without paths, stacks and output.
 
-    Of a mode that several have, the last one's counts.
+    Of a mode that several have, the last one's counts; one whose remedy too few launches leave
+    open is left out.
     """
     read, *others = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     if len({_where(run) for run in (read, *others)}) > 1:
         raise SystemExit(f"{', '.join(map(str, files))} are not of the same kind of machine")
     by_slug = {each["slug"]: each for run in (read, *others) for each in run["findings"]}
+    decided = [slug for slug in sorted(by_slug) if by_slug[slug]["remedy_verified"] != "unclear"]
     gpus = _gpus(read)
     machine = f"{len(gpus)} x {gpus[0]}" if gpus else "CPU"
     kept = {
@@ -145,7 +147,7 @@ def store(*files: Path) -> Path:
         "machine": machine,
         "gpus": gpus,
         "level": " and ".join(sorted({run["level"] for run in (read, *others)})),
-        "findings": [{name: by_slug[slug][name] for name in KEPT} for slug in sorted(by_slug)],
+        "findings": [{name: by_slug[slug][name] for name in KEPT} for slug in decided],
     }
     version = read["torch"].partition("+")[0]
     out = VERDICTS / f"torch-{version}-{f'{len(gpus)}gpu' if gpus else 'cpu'}.json"

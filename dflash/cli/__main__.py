@@ -62,7 +62,7 @@ def _of_the_machine(error: Exception) -> DflashError | None:
     """What is no bug of ours: a stdout that takes no more, a torch that cannot be imported."""
     if not isinstance(error, OSError | ImportError):
         return None
-    if isinstance(error, OSError) and error.filename is None and error.errno in FULL:
+    if isinstance(error, OSError) and error.errno in FULL and not _stdout_takes_more():
         _drop_stdout()
         return UsageError(
             f"what was to be printed cannot be written: {error.strerror}",
@@ -114,6 +114,15 @@ def _pipe_closed() -> int:
     """Say nothing."""
     _drop_stdout()
     return BROKEN_PIPE_EXIT
+
+
+def _stdout_takes_more() -> bool:
+    """Tried by one newline: an error of writing does not say which file it was."""
+    try:
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError:
+        return False
+    return True
 
 
 def _drop_stdout() -> None:

@@ -157,11 +157,11 @@ def write_report(path: Path, text: str) -> None:
     """
     try:
         if _is_stream(path):
-            path.write_text(text, encoding="utf-8")
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
             return
         beside = _beside(path)
         try:
-            beside.write_text(text, encoding="utf-8")
+            beside.write_text(text, encoding="utf-8", errors="backslashreplace")
             beside.replace(_whole(path))
         except OSError:
             beside.unlink(missing_ok=True)

@@ -55,12 +55,12 @@ def _words(event: EventRecord) -> str:
     return "\n".join(f"{event.name}.{name}: {value}" for name, value in event.detail.items())
 
 
-def _wrote_stacks(attempt: tuple[AnyRecord, ...]) -> bool:
+def _wrote_stacks(records: tuple[AnyRecord, ...]) -> bool:
     """Whether stacks in the folder are the last attempt's: its steps begin with an empty file, and
     one that has ended before them leaves those of the attempt before in place."""
-    begun = attempt[resumed_at(attempt) :]
-    return not attempt or any(
-        isinstance(one, StepRecord) or is_event(one, "warm_up") for one in begun
+    attempt = records[resumed_at(records) :]
+    return not records or any(
+        isinstance(one, StepRecord) or is_event(one, "warm_up") for one in attempt
     )
 
 

@@ -1,5 +1,6 @@
 """Where output goes may be a pipe, a link, full, closed or of another encoding; nothing is lost."""
 
+import errno
 import io
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash.cli.__main__ import main
 from dflash.cli.crash import report_crash
 from dflash.cli.output import check_reports, check_writable, print_json_text, write_report
 from dflash.cli.reports import Reports
@@ -121,6 +123,20 @@ def test_a_full_disk_behind_stdout_is_a_sentence(unbuffered: str) -> None:
         "error: what was to be printed cannot be written: No space left on device"
     )
     assert b"Traceback" not in ran.stderr
+
+
+def test_a_full_disk_that_is_not_stdout_s_is_not_blamed_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def full(_argv: list[str]) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write to any file does
+
+    monkeypatch.setattr("dflash.cli.__main__._dispatch", full)
+    monkeypatch.setattr(sys, "stdout", sys.__stdout__)
+    assert main(["train"]) == 70
+    assert "what was to be printed" not in capfd.readouterr().err
 
 
 def test_a_closed_stdout_is_nobody_s_error() -> None:

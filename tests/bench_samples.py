@@ -1,7 +1,10 @@
 """A bench made up by hand, of no machine: every kind of row, two lengths, a curve, bad weather."""
 
 import random
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from dflash.environment import Environment
 from dflash.measurement import (
@@ -19,6 +22,7 @@ from dflash.measurement import (
     Weather,
 )
 from dflash.nvml import Gpu
+from dflash_bench.files import bench_json
 
 SHAPE = "made-up-3072"
 MESSAGE = (
@@ -205,3 +209,21 @@ def sample() -> Bench:
             ],
         ),
     )
+
+
+GOOD = [row for row in sample().rows if row.state == "measured" and row.shape == "made-up-3072"]
+
+
+def good(**changes: Any) -> Bench:  # noqa: ANN401
+    return sample().model_copy(update={"rows": GOOD, "scaling": []} | changes)
+
+
+def write(path: Path, bench: Bench) -> str:
+    path.write_text(bench_json(bench), encoding="utf-8")
+    return str(path)
+
+
+def error(capsys: pytest.CaptureFixture[str]) -> str:
+    said = capsys.readouterr()
+    assert said.out == ""
+    return said.err

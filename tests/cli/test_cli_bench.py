@@ -5,20 +5,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from bench_samples import sample
+from bench_samples import error, good, sample
 
 from dflash.cli.__main__ import main
 from dflash.measurement import Bench, Estimate
 from dflash_bench import scaling, session
-from dflash_bench.files import bench_json, read_bench
+from dflash_bench.files import read_bench
 from dflash_bench.session import BenchPlan
 
 Capture = pytest.CaptureFixture[str]
 Answer = Callable[[Bench], list[BenchPlan]]
-GOOD = [row for row in sample().rows if row.state == "measured" and row.shape == "made-up-3072"]
 CURVE = [row for row in sample().rows if row.shape != "made-up-3072"]
 ROOT = Path(__file__).parents[2]
 BOTH = f"--shape tiny --config {ROOT}/configs/quickstart.toml"
@@ -46,21 +44,6 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
         return plans
 
     return with_bench
-
-
-def good(**changes: Any) -> Bench:  # noqa: ANN401
-    return sample().model_copy(update={"rows": GOOD, "scaling": []} | changes)
-
-
-def write(path: Path, bench: Bench) -> str:
-    path.write_text(bench_json(bench), encoding="utf-8")
-    return str(path)
-
-
-def error(capsys: Capture) -> str:
-    said = capsys.readouterr()
-    assert said.out == ""
-    return said.err
 
 
 def test_all_rows_measured_is_exit_zero_with_a_table_on_stdout(
@@ -311,102 +294,6 @@ def test_values_are_two_or_more_different_numbers(
     answer(good())
     assert main(["bench", "scaling", f"--values={values}"]) == 2
     assert "two or more different whole numbers" in error(capsys)
-
-
-def slower(bench: Bench, factor: float) -> Bench:
-    rows = []
-    for row in bench.rows:
-        assert row.step_ms is not None
-        turns = [[time_ms * factor for time_ms in turn] for turn in row.turns_ms]
-        spread = row.step_ms.model_copy(update={"median": row.step_ms.median * factor})
-        rows.append(row.model_copy(update={"turns_ms": turns, "step_ms": spread}))
-    return bench.model_copy(update={"rows": rows})
-
-
-def test_a_regression_is_exit_one(tmp_path: Path, capsys: Capture) -> None:
-    one = write(tmp_path / "a.json", good())
-    other = write(tmp_path / "b.json", slower(good(), 1.1))
-    assert main(["bench", "compare", one, other, "--fail-if", "step_ms > +3%"]) == 1
-    said = capsys.readouterr().out
-    assert "regression" in said
-    assert max(map(len, said.splitlines())) <= 78
-    assert main(["bench", "compare", one, other, "--fail-if", "step_ms > +20%"]) == 0
-    assert main(["bench", "compare", one, other]) == 0
-
-
-def test_a_comparison_is_written_too(tmp_path: Path, capsys: Capture) -> None:
-    one = write(tmp_path / "a.json", good())
-    words = ["bench", "compare", one, one, "--json", "-", "--markdown", "c.md"]
-    assert main(words) == 0
-    assert json.loads(capsys.readouterr().out)["kind"] == "bench changes"
-    assert "step" in (tmp_path / "c.md").read_text()
-
-
-def test_a_rule_that_could_not_be_judged_is_exit_four(tmp_path: Path) -> None:
-    one = write(tmp_path / "a.json", good())
-    assert main(["bench", "compare", one, one, "--fail-if", "alloc_retries > +1"]) == 0
-    rows = [row.model_copy(update={"turns_ms": row.turns_ms[:2]}) for row in GOOD]
-    few = write(tmp_path / "b.json", good(rows=rows))
-    assert main(["bench", "compare", one, few, "--fail-if", "step_ms > +3%"]) == 4
-
-
-@pytest.mark.parametrize("rule", ["step_ms > +3%", "over_baseline > +3%"])
-def test_a_rule_about_a_row_that_is_gone_is_exit_four(tmp_path: Path, rule: str) -> None:
-    one = write(tmp_path / "a.json", good())
-    fewer = write(tmp_path / "b.json", good(rows=GOOD[:-1], comparisons=[]))
-    assert len(GOOD) > 1
-    assert main(["bench", "compare", one, fewer, "--fail-if", rule]) == 4
-    assert main(["bench", "compare", one, fewer]) == 0
-
-
-def test_another_format_and_another_shape_are_exit_two(tmp_path: Path, capsys: Capture) -> None:
-    one = write(tmp_path / "a.json", good())
-    future = tmp_path / "b.json"
-    future.write_text(json.dumps(json.loads(bench_json(good())) | {"format": 2}))
-    assert main(["bench", "compare", one, str(future)]) == 2
-    assert "has format 2, and this dflash reads format 1" in error(capsys)
-    shapes = {"made-up-3072": {"token_budget": 4096}}
-    other = write(tmp_path / "c.json", good(shapes=shapes))
-    assert main(["bench", "compare", one, other]) == 2
-    assert "shape made-up-3072 is not the same in both" in error(capsys)
-
-
-@pytest.mark.parametrize("damaged", ["[" * 200_000, '{"format": ' + "9" * 5000 + "}", "no rows"])
-def test_a_damaged_file_is_exit_two_with_its_name_and_no_crash_file(
-    tmp_path: Path, capsys: Capture, damaged: str
-) -> None:
-    one = write(tmp_path / "a.json", good())
-    content = json.loads(bench_json(good()))
-    del content["rows"]
-    (tmp_path / "b.json").write_text(json.dumps(content) if damaged == "no rows" else damaged)
-    assert main(["bench", "compare", one, "b.json"]) == 2
-    what, hint = error(capsys).splitlines()
-    assert what.startswith("error: b.json is not a bench: ")
-    assert hint.startswith("hint: dflash bench --json FILE writes one")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
-
-
-def test_another_machine_is_judged_only_when_asked(tmp_path: Path, capsys: Capture) -> None:
-    one = write(tmp_path / "a.json", good())
-    other = write(tmp_path / "b.json", good(device="Another GPU"))
-    rule = ["--fail-if", "peak_reserved_gib > +3%"]
-    assert main(["bench", "compare", one, other]) == 0
-    assert "Another GPU" in capsys.readouterr().out
-    assert main(["bench", "compare", one, other, *rule]) == 2
-    assert "--other-machine" in error(capsys)
-    assert main(["bench", "compare", one, other, *rule, "--other-machine"]) == 0
-
-
-def test_a_mistake_in_a_rule_is_named_before_anything_is_written(
-    tmp_path: Path, capsys: Capture
-) -> None:
-    one = write(tmp_path / "a.json", good())
-    words = ["bench", "compare", one, one, "--fail-if", "step_ms > 3%", "--json", "c.json"]
-    assert main(words) == 2
-    said = error(capsys)
-    assert "at character 11: a change has a sign" in said
-    assert "write +3%" in said
-    assert not (tmp_path / "c.json").exists()
 
 
 def test_help_imports_no_torch() -> None:

@@ -21,7 +21,6 @@ from dflash_bench.statistics import (
     is_repeatable,
     slow_steps_count,
 )
-from dflash_bench.subjects import Subject
 from dflash_bench.timing import MatrixProduct, matrix_tflops
 from dflash_bench.turns import Child, keep_what_is_known, make_ready, state_of, take_turns
 from dflash_bench.weather import Watch
@@ -77,6 +76,7 @@ class Part:
     _finished: set[str] = field(default_factory=set)
     _notes: dict[str, str] = field(default_factory=dict)
     _children: dict[str, Child] = field(default_factory=dict)
+    _started: dict[str, Child] = field(default_factory=dict)
     _pairings: dict[str, _Pairing] = field(default_factory=dict)
     _grouping: Grouping = field(default_factory=Grouping)
 
@@ -91,17 +91,16 @@ class Part:
         self._group(wanted)
         grouping = self._grouping
         groups = [*grouping.together, *([mode] for mode in grouping.alone)]
-        num_modes = sum(len(group) for group in groups)
+        share_s = self.limits.max_time_s / max(1, sum(len(group) for group in groups))
         with ExitStack() as stack, self._asking_when_interrupted():
-            for group in groups:
+            for number, group in enumerate(groups):
                 paired = group in grouping.together
-                share_s = self.limits.max_time_s * max(1, len(group)) / max(1, num_modes)
                 if not paired:
                     self._finish([grouping.baseline])
-                self._measure(stack, group, paired=paired, share_s=share_s)
+                following = groups[number + 1][0] if number + 1 < len(groups) else ""
+                self._measure(stack, group, paired=paired, share_s=share_s, following=following)
             self._finish([grouping.baseline])
             for mode in self._crowded_out(grouping):
-                share_s = self.limits.max_time_s / max(1, num_modes)
                 self._measure(stack, [mode], paired=False, share_s=share_s)
             self._finish([PRODUCT])
 
@@ -205,21 +204,33 @@ class Part:
                 f" {free:.1f} GiB free"
             )
 
-    def _child(self, stack: ExitStack, name: str, make: Callable[[], Subject]) -> Child:
+    def _child(self, stack: ExitStack, name: str) -> Child:
+        """One that may have started already, while others were made ready."""
+        if name in self._started:
+            return self._started.pop(name)
+        product = partial(MatrixProduct, self._device)
+        make = product if name == PRODUCT else partial(self.case.make, self.settings[name])
         numbered = Numbered(make, devices=self._devices)
-        child = Child(name, numbered, limit_s=self.limits.limit_s)
-        self._children[name] = stack.enter_context(child)
-        return child
+        return stack.enter_context(Child(name, numbered, limit_s=self.limits.limit_s))
 
-    def _measure(self, stack: ExitStack, group: list[str], *, paired: bool, share_s: float) -> None:
+    def _measure(
+        self,
+        stack: ExitStack,
+        group: list[str],
+        *,
+        paired: bool,
+        share_s: float,
+        following: str = "",
+    ) -> None:
         baseline = self._grouping.baseline if paired else ""
-        names = [baseline, *group] if baseline and baseline not in self._children else group
-        new = [
-            self._child(stack, name, partial(self.case.make, self.settings[name])) for name in names
-        ]
-        if PRODUCT not in self._children and self._device != "cpu":
-            new.append(self._child(stack, PRODUCT, partial(MatrixProduct, self._device)))
-        make_ready(new, say=self.say)
+        names = [name for name in dict.fromkeys([baseline, *group]) if name]
+        if self._device != "cpu":
+            names.insert(0, PRODUCT)
+        new = {name: self._child(stack, name) for name in names if name not in self._children}
+        self._children |= new
+        if following:
+            self._started[following] = self._child(stack, following)
+        make_ready([*new.values()], say=self.say, following=self._started.get(following))
         members = [self._children[name] for name in group]
         beside = [self._children[baseline]] if baseline else []
         product = self._children.get(PRODUCT)
@@ -228,7 +239,7 @@ class Part:
         pairings = {name: _Pairing(self._children[name], begin) for name in group}
         if beside:
             self._pairings |= pairings
-        ends_at = time.monotonic() + share_s
+        ends_at = time.monotonic() + share_s * max(1, len(group))
 
         def enough(number: int) -> bool:
             for pairing in pairings.values():

@@ -27,7 +27,10 @@ TURN_S = 4.0
 
 LEAST_STEPS = 2
 LONG_STEP_S = 0.5
-"""One untimed step of this length is lead-in enough for a turn."""
+"""One untimed step of this length is lead-in enough for a turn, and ``LONG_SETTLING_STEPS`` of them
+before the first: one each that compiles, that captures, that replays, and one more."""
+
+LONG_SETTLING_STEPS = 4
 
 ASSUMED_FLOPS = 5e14
 """Of a GPU a second, to guess how long a step takes before there is one."""
@@ -167,7 +170,9 @@ def setting_of(
     step_s = flop / len(used) / ASSUMED_FLOPS
     steps = max(LEAST_STEPS, min(plan.turn_steps, round(TURN_S / step_s)))
     setting = replace(setting, turn_steps=min(plan.turn_steps, steps))
-    return replace(setting, lead_in_steps=1) if step_s >= LONG_STEP_S else setting
+    if step_s < LONG_STEP_S:
+        return setting
+    return replace(setting, lead_in_steps=1, settling_steps=LONG_SETTLING_STEPS)
 
 
 def _parts(

@@ -21,16 +21,17 @@ from typing import Any, Literal, Protocol
 from dflash.diagnose.child import stay_with
 
 Facts = dict[str, Any]
-Order = Literal["build", "prepare", "settle", "turn", "bare", "so_far", "finish"]
+Order = Literal["load", "build", "prepare", "settle", "turn", "bare", "so_far", "finish"]
 
 
 class Subject(Protocol):
     """What one process measures; everything it returns is picklable.
 
-    It may have three methods more. ``settle`` runs untimed steps after ``prepare``, alone on the
-    device, and returns their milliseconds; ``bare`` is a turn without measuring its steps one by
-    one, the mean step of which it returns. ``so_far`` tells what is known by now, and takes no time
-    and changes nothing: it is asked when a bench is interrupted, and when an order has failed.
+    It is made, with all that this imports, before it is to build. It may have three methods more.
+    ``settle`` runs untimed steps after ``prepare``, alone on the device, and returns their
+    milliseconds; ``bare`` is a turn without measuring its steps one by one, the mean step of which
+    it returns. ``so_far`` tells what is known by now, and takes no time and changes nothing: it is
+    asked when a bench is interrupted, and when an order has failed.
     """
 
     def build(self) -> Facts:

@@ -33,8 +33,8 @@ class Child:
     """One subject in one process, as the process that measures sees it.
 
     ``prepared_s`` runs from just before the process is started to the end of its first step, less
-    the time in which it waited for its turn to prepare. An answer that takes longer than
-    ``limit_s`` is a hang.
+    the time in which it waited for its turn to build and to prepare. An answer that takes longer
+    than ``limit_s`` is a hang.
     """
 
     def __init__(self, name: str, make: Callable[[], Subject], *, limit_s: float) -> None:
@@ -45,6 +45,8 @@ class Child:
         self.prepared_s = 0.0
         self.limit_s = limit_s
         self._started_at = 0.0
+        self._loaded_at = 0.0
+        self._build_asked_at = 0.0
         self._reading = False
         context = multiprocessing.get_context("spawn")
         self._pipe, self._theirs = context.Pipe()
@@ -80,20 +82,37 @@ class Child:
         return self._process.pid
 
     def start(self) -> None:
-        """Start the process and let it build, without waiting for it."""
+        """Start the process, once, and let it import what it needs, without waiting for it."""
+        if self.pid is not None:
+            return
         self._started_at = time.time()
         with interrupts_held_back():  # for good in the child: the parent ends it
             self._process.start()
         self._theirs.close()
+        self._send("load")
+
+    def load(self) -> None:
+        """Wait until it has imported what it needs: it then does nothing until it is to build."""
+        if self.failure is None and not self._loaded_at:
+            self._loaded_at = self._receive("load")[0]
+
+    def build(self) -> None:
+        """Let the process build, without waiting for it."""
+        self._build_asked_at = time.time()
         self._send("build")
 
     def prepare(self) -> None:
         """Wait until the subject is built, and then until it has made its first step."""
+        self.load()
+        if not self._build_asked_at:
+            self.build()
         built_at = self._receive("build")[0]
         asked_at = time.time()
         prepared_at = self._ask("prepare")[0]
         if self.failure is None:
-            self.prepared_s = built_at - self._started_at + prepared_at - asked_at
+            began_at = max(self._loaded_at, self._build_asked_at)
+            waited_s = began_at - self._loaded_at + asked_at - built_at
+            self.prepared_s = prepared_at - self._started_at - waited_s
 
     def settle(self) -> None:
         """Let the subject run the steps that it leaves untimed."""
@@ -185,7 +204,7 @@ class Child:
             self.turns.append(answer)
         elif order == "settle":
             self.facts.setdefault("first_steps_ms", []).extend(answer or [])
-        elif order != "bare":
+        elif order not in ("bare", "load"):
             self.facts |= answer
 
     def _last_stacks(self) -> str:
@@ -198,17 +217,29 @@ class Child:
         return self._stacks.read_text(encoding="utf-8", errors="replace")[:STACKS_CHARS]
 
 
-def make_ready(children: Sequence[Child], *, say: Callable[[str], None]) -> None:
-    """Make all ready one after another; each starts and builds while the one before compiles."""
+def make_ready(
+    children: Sequence[Child], *, say: Callable[[str], None], following: Child | None = None
+) -> None:
+    """Make all ready one after another; each starts and builds while the one before compiles.
+
+    *following*, which may not use the device yet, starts behind the last and is loaded when this
+    returns, so that nothing goes on while others take turns.
+    """
     if children:
         children[0].start()
-    for child, following in zip(children, [*children[1:], None], strict=True):
-        if following is not None:
+    for child, next_one in zip(children, [*children[1:], None], strict=True):
+        if next_one is not None:
+            next_one.start()
+            next_one.build()
+        elif following is not None:
             following.start()
         say(f"{child.name}: making ready")
         child.prepare()
         child.settle()
         say(f"{child.name}: {state_of(child)}")
+    if following is not None:
+        following.start()
+        following.load()
 
 
 def take_turns(

@@ -108,9 +108,9 @@ def _check_shared_trees(mode: Mode, devices: Sequence[str], *, accumulates: bool
     twice = sorted({device for device in devices if devices.count(device) > 1})
     if twice:
         raise ConfigError(
-            f"execution.mode = {mode!r} with two drafters on {twice[0]}: torch keeps one set of"
-            " cudagraph trees a device, and the step of one drafter would overwrite the gradients"
-            " of the other",
+            f"execution.mode = {mode!r} with {devices.count(twice[0])} drafters on {twice[0]}:"
+            " torch keeps one set of cudagraph trees a device, and the step of one drafter would"
+            " overwrite the gradients of another",
             hint="set execution.mode = 'graphed', where every drafter has a pool of its own",
         )
     if accumulates and len(devices) > 1:

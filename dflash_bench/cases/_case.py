@@ -32,6 +32,8 @@ class Setting:
         turn_steps: timed steps in a turn.
         lead_in_steps: untimed ones before them, when caches and clocks are those of whoever had the
             turn before.
+        settling_steps: untimed ones before the first turn, the very first included; a capturing
+            mode launches, captures and replays in them.
         matmul: as ``precision.matmul``.
         drafter: a run folder or checkpoint to decode with; random weights without.
         data: what the pipeline trains on, as ``data.train``, or one file of prompts to decode.
@@ -45,6 +47,7 @@ class Setting:
     target_device: str = "cpu"
     turn_steps: int = 10
     lead_in_steps: int = 2
+    settling_steps: int = 8
     matmul: Matmul = "bf16"
     seed: int = 0
     drafter: str = ""

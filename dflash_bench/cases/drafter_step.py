@@ -21,14 +21,12 @@ from dflash_bench.flop import step_flop
 from dflash_bench.kernels import profile_steps
 from dflash_bench.planned import drafter_step_gib
 
-SETTLING_STEPS = 8
-"""Untimed before the first turn, the very first included; a capturing mode launches, captures and
-replays in them."""
-
 SETTLING_ROUNDS = 3
-"""The same where lengths vary: so many times each length."""
+"""Untimed where lengths vary, before the first turn: so many times each length."""
 
 METRIC_STEPS = 5
+"""Fewer where a turn has fewer."""
+
 PROFILED_STEPS = 3
 
 
@@ -40,8 +38,8 @@ class DrafterStep:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        num = len(lengths_of(setting))
-        self.settling = SETTLING_STEPS if setting.lengths == "fixed" else SETTLING_ROUNDS * num
+        num, fixed = len(lengths_of(setting)), setting.lengths == "fixed"
+        self.settling = setting.settling_steps if fixed else SETTLING_ROUNDS * num
         self.turn_steps = -(-setting.turn_steps // num) * num
         """Every length as often as any other."""
         self.loss: float | None = None
@@ -106,9 +104,8 @@ class DrafterStep:
         """Read every counter, and only then do what would change them."""
         found, more = self.so_far(), dict[str, object]()
         if not is_naive(self.setting) and self.setting.mode in SEALABLE:
-            times_ms = self.drafters.steps(
-                METRIC_STEPS, lead_in=self.setting.lead_in_steps, part="metric"
-            )
+            num, lead_in = min(METRIC_STEPS, self.turn_steps), self.setting.lead_in_steps
+            times_ms = self.drafters.steps(num, lead_in=lead_in, part="metric")
             more["metric ms"] = statistics.median(times_ms)
         if self.setting.profile:
             seen = profile_steps(

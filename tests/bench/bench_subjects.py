@@ -41,6 +41,19 @@ class Raising(Sound):
         raise ValueError("a tensor of the wrong shape\nand a second line")
 
 
+class Made(Sound):
+    SECONDS = 0.5
+
+    def __init__(self, name: str, log: Path) -> None:
+        super().__init__(name, log)
+        log.write_text("made")
+
+    def build(self) -> dict[str, Any]:
+        time.sleep(self.SECONDS)
+        self.log.write_text("built")
+        return {}
+
+
 class Crashing(Sound):
     def prepare(self) -> dict[str, Any]:
         os.abort()
@@ -102,6 +115,7 @@ class Timed:
         self.num_steps = setting.turn_steps
         self.log = log
         self.random = random.Random(setting.mode)
+        self._note("*")
 
     def build(self) -> dict[str, Any]:
         self._note("+")

@@ -9,7 +9,7 @@ import torch
 
 from dflash.drafter.training import StepInputs
 from dflash_bench.cases._case import Setting
-from dflash_bench.cases.drafter_step import CASE, SETTLING_STEPS, DrafterStep
+from dflash_bench.cases.drafter_step import CASE, DrafterStep
 from dflash_bench.drafters import LR, Drafters
 from dflash_bench.lengths import batch_lengths, length_of_step
 from dflash_bench.shapes import named_shape
@@ -58,7 +58,7 @@ def whole_life(setting: Setting, *, num_turns: int = 2) -> dict[str, Any]:
 
 def test_a_life_tells_its_start_its_turns_and_its_loss() -> None:
     found = whole_life(TINY)
-    assert len(found["first_steps_ms"]) == SETTLING_STEPS
+    assert len(found["first_steps_ms"]) == 8
     assert [len(turn) for turn in found["turns"]] == [4, 4]
     assert all(time_ms > 0 for turn in found["turns"] for time_ms in turn)
     assert found["bare"] > 0
@@ -72,8 +72,11 @@ def test_a_life_tells_its_start_its_turns_and_its_loss() -> None:
 
 def test_the_loss_is_the_mean_of_the_first_steps_by_hand() -> None:
     found = whole_life(TINY, num_turns=0)
-    assert found["loss"] == pytest.approx(mean_loss(range(SETTLING_STEPS)), rel=1e-6)
-    assert found["loss_steps"] == SETTLING_STEPS
+    assert found["loss"] == pytest.approx(mean_loss(range(8)), rel=1e-6)
+    assert found["loss_steps"] == 8
+    few = whole_life(replace(TINY, settling_steps=4, turn_steps=2), num_turns=0)
+    assert few["loss"] == pytest.approx(mean_loss(range(4)), rel=1e-6)
+    assert few["loss_steps"] == len(few["first_steps_ms"]) == 4
 
 
 def test_varying_lengths_are_fed_as_long_as_they_are_and_count_so() -> None:

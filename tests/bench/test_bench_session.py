@@ -165,7 +165,8 @@ def test_groups_that_fit_take_turns_with_a_baseline_that_stays_alive(
     case = replace(FAKE, make=partial(Timed, log=tmp_path / "log"), planned_gib=lambda _: 5.0)
     plan = replace(PLAN, min_pairs=4, max_time_s=0.001)
     found = run(case, plan)
-    words = (tmp_path / "log").read_text().split()
+    told = (tmp_path / "log").read_text().split()
+    words = [word for word in told if not word.startswith("*")]
     # 5 * 1.35 + 0.5 each on a CPU: two of them fit at a time
     one, other = "base same same base base same same base", "base quick quick base " * 2
     overhead = "same " * 6
@@ -173,6 +174,8 @@ def test_groups_that_fit_take_turns_with_a_baseline_that_stays_alive(
     assert words[2:] == f"{one} {overhead} -same +quick {other} -quick -base".split()
     assert [one.pairs for one in found.comparisons] == [4, 4]
     assert len(found.rows[0].turns_ms) == 8
+    # "quick" has imported what it needs before others are timed, and builds when they are over
+    assert told.index("*quick") < told.index("base")
 
 
 def test_a_mode_that_others_left_no_memory_is_measured_again_by_itself(
@@ -254,11 +257,14 @@ def test_drafters_take_the_devices_in_turn(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("step_s", "timed", "lead_in"), [(0.02, 10, 2), (0.8, 5, 1), (1.3, 3, 1), (30.0, 2, 1)]
+    ("step_s", "steps"),
+    [(0.02, (10, 2, 8)), (0.8, (5, 1, 4)), (1.3, (3, 1, 4)), (30.0, (2, 1, 4))],
 )
-def test_long_steps_make_short_turns(step_s: float, timed: int, lead_in: int) -> None:
+def test_long_steps_make_short_turns_and_settle_in_few(
+    step_s: float, steps: tuple[int, int, int]
+) -> None:
     flop = step_s * 5e14  # what a GPU is taken to do in that time
     case = replace(FAKE, flop=lambda _: flop)
     (shape,) = PLAN.shapes
     setting = setting_of(PLAN, case, shape=shape, lengths="fixed", devices=("cuda:0",))
-    assert (setting.turn_steps, setting.lead_in_steps) == (timed, lead_in)
+    assert (setting.turn_steps, setting.lead_in_steps, setting.settling_steps) == steps

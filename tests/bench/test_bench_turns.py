@@ -14,6 +14,7 @@ from bench_subjects import (
     Hanging,
     Leaving,
     Long,
+    Made,
     Printing,
     Raising,
     Slow,
@@ -107,6 +108,7 @@ def test_a_child_whose_answer_nobody_read_ends_in_silence(
     log = tmp_path / "log"
     with Child("sound", partial(Answering, "sound", log), limit_s=20.0) as child:
         child.start()
+        child.build()
         ends_at = time.monotonic() + 20.0
         while not log.exists() and time.monotonic() < ends_at:
             time.sleep(0.05)
@@ -140,3 +142,20 @@ def test_the_time_to_the_first_step_leaves_out_waiting_for_others(tmp_path: Path
     slow, quick = run({"slow": Slow, "quick": Sound}, tmp_path / "log")
     assert slow.prepared_s > Slow.SECONDS
     assert 0 < quick.prepared_s < Slow.SECONDS  # it was built while the other was preparing
+
+
+def test_who_follows_is_made_before_others_take_turns_and_built_when_it_may(
+    tmp_path: Path,
+) -> None:
+    log, began = tmp_path / "log", time.monotonic()
+    with (
+        Child("now", partial(Sound, "now", tmp_path / "turns"), limit_s=20.0) as now,
+        Child("later", partial(Made, "later", log), limit_s=20.0) as later,
+    ):
+        make_ready([now], say=lambda _: None, following=later)
+        assert log.read_text() == "made"
+        time.sleep(1.5)
+        assert log.read_text() == "made"
+        make_ready([later], say=lambda _: None)
+        assert log.read_text() == "built"
+    assert Made.SECONDS < later.prepared_s < time.monotonic() - began - 1.5

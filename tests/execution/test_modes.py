@@ -9,6 +9,7 @@ from dflash.errors import ConfigError
 from dflash.execution import Mode, behaviour_of, choose_mode, is_known
 from dflash.execution.versions import TABLE
 
+THREE = ["cuda:1"] * 3
 TWO = ["cuda:0", "cuda:1"]
 OLD, NEW = "2.12.1+cu130", "2.13.0"
 
@@ -77,8 +78,12 @@ def test_several_lazy_workers_are_refused_where_they_die() -> None:
 
 @pytest.mark.parametrize("mode", ["warmed", "reduce-overhead"])
 def test_drafters_whose_trees_would_overwrite_each_other_are_refused(mode: Mode) -> None:
-    with pytest.raises(ConfigError, match="two drafters on cuda:0"):
-        choose_mode(mode, ["cuda:0", "cuda:0"], torch_version=NEW)
+    for devices, told in (
+        (["cuda:0"] * 2, "2 drafters on cuda:0"),
+        (THREE, "3 drafters on cuda:1"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            choose_mode(mode, devices, torch_version=NEW)
     with pytest.raises(ConfigError, match="accumulate_steps > 1"):
         choose_mode(mode, TWO, torch_version=NEW, accumulates=True)
     assert choose_mode(mode, TWO[:1], torch_version=NEW, accumulates=True).mode == mode

@@ -1,15 +1,16 @@
 """Drafters of one process, each in a thread of its own, as a run has them, on given features."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
-from typing import Literal, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from dflash.drafter.training import StepInputs
-from dflash.execution import SEALABLE, Mode, Runner, process_seal
+from dflash.execution import SEALABLE, Mode, Program, Runner, process_seal
 from dflash.execution.compiling import first_compile
 from dflash.pipeline.lifeline import Halted, Lifeline
 from dflash.train.devices import choose_sum
@@ -31,6 +32,18 @@ PADDED: tuple[Mode, ...] = ("warmed", "graphed")
 """Modes that know one shape, so that the feed pads every batch to T."""
 
 
+class _AsTheyCome:
+    """A step that gets other tensors with every batch, and so has no inputs that stay."""
+
+    inputs: Mapping[str, Tensor] = MappingProxyType({})
+
+    def __init__(self, step: TrainStep) -> None:
+        self._step = step
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a program has
+        return getattr(self._step, name)
+
+
 class Drafter:
     """One drafter: its step, what runs it, its thread."""
 
@@ -44,7 +57,8 @@ class Drafter:
         self.whole = StepInputs(*(t.clone() for t in step.batch)) if varies else step.batch
         """A batch of T real tokens, from which the others are cut where lengths vary."""
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"drafter-{number}")
-        self.runner = Runner(step, _mode(setting), unsafe=True)
+        program = cast("Program", _AsTheyCome(step)) if self.naive else step
+        self.runner = Runner(program, _mode(setting), unsafe=True)
         self.lengths = lengths_of(setting)
         pads = setting.lengths == "variable" and not self.naive
         self._padded = {length: self._pad(length) for length in self.lengths} if pads else {}

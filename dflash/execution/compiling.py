@@ -3,7 +3,7 @@
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -24,6 +24,13 @@ the others'), and several of reductions that it has no hint for
 (``filter_reduction_configs_for_determinism`` in torch/_inductor/runtime/triton_heuristics.py). A
 step of Qwen3-8B's drafter at 3072 tokens takes as long on an H200 with them as without."""
 
+STATIC_INPUTS = "aot_inductor.metadata"
+"""Inductor's option that means nothing here and is part of the key of its caches. Up to torch 2.12
+the key leaves out which inputs are static (``_reduce_aot_config`` in
+torch/_functorch/_aot_autograd/autograd_cache.py), so that a program whose batches are new tensors
+was given what one with static buffers had compiled: on an H200 every batch of that length was
+captured anew, and 1.9 GiB more were held after each turn of a bench, until there were none left."""
+
 
 def compile_regions(program: Program, *, all_of_them: bool, cudagraphs: bool = False) -> Undo:
     """Replace regions by their compiled form; what is returned puts the functions back.
@@ -40,7 +47,8 @@ def compile_regions(program: Program, *, all_of_them: bool, cudagraphs: bool = F
             continue
         function = getattr(region.owner, region.name)
         originals.append((region, function))
-        options = _options(region, cudagraphs=cudagraphs and not region.kernel)
+        static = program.inputs if cudagraphs and not region.kernel else None
+        options = _options(region, static=static)
         compiled = torch.compile(
             own_code(function), dynamic=region.dynamic, backend=region.backend, **options
         )
@@ -53,15 +61,20 @@ def compile_regions(program: Program, *, all_of_them: bool, cudagraphs: bool = F
     return undo
 
 
-def _options(region: Region, *, cudagraphs: bool) -> dict[str, Any]:
-    """How torch is to compile *region*; a backend of somebody else's takes a mode, no options."""
+def _options(region: Region, *, static: Iterable[str] | None) -> dict[str, Any]:
+    """How torch is to compile *region*, and capture it where there are names of *static* inputs.
+
+    A backend of somebody else's takes a mode, no options.
+    """
     found = _versions_option()
     if region.backend != "inductor":
-        return found | ({"mode": "reduce-overhead"} if cudagraphs else {})
-    graphs = torch._inductor.list_mode_options("reduce-overhead") if cudagraphs else {}  # noqa: SLF001
+        return found | ({} if static is None else {"mode": "reduce-overhead"})
+    options: dict[str, Any] = dict(SAME_EVERY_TIME)
+    if static is not None:
+        options |= torch._inductor.list_mode_options("reduce-overhead")  # noqa: SLF001
+        options[STATIC_INPUTS] = {"static inputs": ", ".join(sorted(static))}
     known = torch._inductor.list_options()  # noqa: SLF001
-    same = {name: value for name, value in SAME_EVERY_TIME.items() if name in known}
-    return found | {"options": {**same, **graphs}}
+    return found | {"options": {name: value for name, value in options.items() if name in known}}
 
 
 def _versions_option() -> dict[str, Any]:

@@ -98,6 +98,9 @@ def test_varying_lengths_are_fed_as_long_as_they_are_and_count_so() -> None:
     assert timed == found["units"][:6]
     assert sorted(timed) == sorted(2 * lengths)
     assert found["warm_up_s"] is None
+    assert not runner.program.inputs  # none of them stays where it is
+    fixed = Drafters(TINY).first
+    assert set(fixed.runner.program.inputs) == {*fixed.step.batch._asdict()}
 
 
 def test_padding_to_the_token_budget_changes_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def test_inductor_compiles_with_graphs_where_asked_and_never_times_a_reduction_t
         return original(*args, **kwargs)
 
     monkeypatch.setattr(compile_fx, "compile_fx", spy)
-    program = SimpleNamespace(device=torch.device("cpu"), square=lambda x: x @ x)
+    program = SimpleNamespace(device=torch.device("cpu"), square=lambda x: x @ x, inputs={})
     program.regions = lambda: [Region(program, "square")]
     compile_regions(program, all_of_them=True, cudagraphs=cudagraphs)
     assert program.square(torch.full((2, 2), 3.0)).tolist() == [[18.0, 18.0], [18.0, 18.0]]
@@ -101,7 +101,7 @@ def test_no_kernel_is_chosen_by_what_was_faster_just_then(
     monkeypatch: pytest.MonkeyPatch, *, cudagraphs: bool
 ) -> None:
     """A tile size chosen by time changes how a sum is rounded, from one process to the next."""
-    program = SimpleNamespace(device=torch.device("cpu"), double=lambda x: x * 2)
+    program = SimpleNamespace(device=torch.device("cpu"), double=lambda x: x * 2, inputs={})
     program.regions = lambda: [Region(program, "double")]
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(torch, "compile", lambda function, **asks: asked.append(asks) or function)
@@ -120,3 +120,45 @@ def test_options_that_the_installed_torch_does_not_know_are_not_asked_for(
     program.regions = lambda: [Region(program, "double")]
     compile_regions(program, all_of_them=True)
     assert program.double(torch.ones(3)).tolist() == [2.0] * 3
+
+
+def squaring(**inputs: Tensor) -> Any:  # noqa: ANN401 - what compile_regions needs
+    program = SimpleNamespace(device=torch.device("cpu"), square=lambda x: x @ x, inputs=inputs)
+    program.regions = lambda: [Region(program, "square")]
+    return program
+
+
+def test_a_cached_graph_is_for_programs_with_the_same_static_inputs() -> None:
+    """Up to torch 2.12 its key leaves them out, and graphs were captured anew for every batch."""
+    from torch._dynamo.utils import counters
+    from torch._inductor.utils import fresh_cache
+
+    def hits(program: Any, x: Tensor) -> int:  # noqa: ANN401
+        torch.compiler.reset()
+        counters["aot_autograd"].clear()
+        for tensor in program.inputs.values():
+            torch._dynamo.mark_static_address(tensor, guard=False)  # noqa: SLF001
+        compile_regions(program, all_of_them=True, cudagraphs=True)
+        assert program.square(x).tolist() == [[18.0, 18.0], [18.0, 18.0]]
+        return int(counters["aot_autograd"]["autograd_cache_hit"])
+
+    static, another = (torch.full((2, 2), 3.0) for _ in range(2))
+    with fresh_cache():
+        assert hits(squaring(x=static), static) == 0
+        assert hits(squaring(), another) == 0
+        assert hits(squaring(x=static), static) == 1  # it is there
+
+
+def test_the_key_of_a_captured_graph_names_its_static_inputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **asks: asked.append(asks) or function)
+    x, y = torch.ones(2), torch.ones(2)
+    for program in (squaring(x=x), squaring(), squaring(y=y, x=x), squaring(x=y)):
+        compile_regions(program, all_of_them=True, cudagraphs=True)
+    one, none, two, again = (str(asks["options"]["aot_inductor.metadata"]) for asks in asked)
+    assert len({one, none, two}) == 3
+    assert again == one
+    compile_regions(squaring(x=x), all_of_them=True)
+    assert "aot_inductor.metadata" not in asked[-1]["options"]

@@ -77,6 +77,7 @@ class Part:
     _notes: dict[str, str] = field(default_factory=dict)
     _children: dict[str, Child] = field(default_factory=dict)
     _started: dict[str, Child] = field(default_factory=dict)
+    _crowded: list[Child] = field(default_factory=list)
     _pairings: dict[str, _Pairing] = field(default_factory=dict)
     _grouping: Grouping = field(default_factory=Grouping)
 
@@ -114,7 +115,7 @@ class Part:
                     self._notes[mode] = (
                         f"it ran out of memory beside {grouping.baseline}, so it was measured alone"
                     )
-                    del self._children[mode]
+                    self._crowded.append(self._children.pop(mode))
                     self._pairings.pop(mode, None)
                     found.append(mode)
         return found
@@ -173,8 +174,8 @@ class Part:
     @property
     def processes(self) -> set[int]:
         """All of them, as NVML counts them."""
-        numbers = (child.facts.get("gpu_process") for child in self._children.values())
-        return {number for number in numbers if number is not None}
+        children = [*self._children.values(), *self._crowded]
+        return {child.facts["gpu_process"] for child in children if child.facts.get("gpu_process")}
 
     @property
     def _devices(self) -> tuple[str, ...]:

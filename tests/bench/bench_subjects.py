@@ -153,7 +153,7 @@ class Timed:
     def so_far(self) -> dict[str, Any]:
         if self.mode == "interrupt twice":
             self._interrupt()
-        return {"loss": {"base": 2.0}.get(self.mode, 2.1)}
+        return {"loss": {"base": 2.0}.get(self.mode, 2.1), "gpu_process": os.getpid()}
 
     def finish(self) -> dict[str, Any]:
         self._note("-")

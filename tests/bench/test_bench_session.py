@@ -12,7 +12,7 @@ import pytest
 from bench_subjects import Timed
 
 from dflash.errors import MissingError, UsageError
-from dflash.measurement import Bench
+from dflash.measurement import Bench, Weather
 from dflash.report.bench import bench_lines
 from dflash_bench.cases._case import Case, Setting
 from dflash_bench.session import BenchPlan, run_bench, setting_of, settled_devices
@@ -179,10 +179,14 @@ def test_groups_that_fit_take_turns_with_a_baseline_that_stays_alive(
 
 
 def test_a_mode_that_others_left_no_memory_is_measured_again_by_itself(
-    run: Run, tmp_path: Path
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    own: set[int] = set()
+    monkeypatch.setattr("dflash_bench.part.Numbered", lambda make, devices: make)  # noqa: ARG005
+    monkeypatch.setattr(Watch, "weather", lambda _, numbers: own.update(numbers) or Weather())
     make = partial(Timed, log=tmp_path / "log")
     found = run(replace(FAKE, make=make, modes=("base", "crowded", "same")))
+    assert len(own) == 4  # the one that ran out of memory is nobody else's either
     base, crowded, same = found.rows
     assert crowded.state == "measured"
     assert crowded.step_ms is not None

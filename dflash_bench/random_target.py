@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from dflash.data.stdlib import stdlib_files
 from dflash.target.loading import STDLIB_LM, Loaded, load_tokenizer, resolve_source
@@ -23,6 +22,8 @@ def random_target(
     shape: BenchShape, *, device: torch.device, dtype: torch.dtype, seed: int
 ) -> Target:
     """Make a Qwen3 that the drafter of *shape* fits, with its weights drawn on *device*."""
+    import transformers  # a second, which benches without a target need not wait for
+
     drafter = shape.drafter
     config = transformers.Qwen3Config(
         vocab_size=drafter.vocab_size,

@@ -33,7 +33,7 @@ class Setting:
         lead_in_steps: untimed ones before them, when caches and clocks are those of whoever had the
             turn before.
         settling_steps: untimed ones before the first turn, the very first included; a capturing
-            mode launches, captures and replays in them.
+            mode launches and captures every length in them. Whole rounds where lengths vary.
         matmul: as ``precision.matmul``.
         drafter: a run folder or checkpoint to decode with; random weights without.
         data: what the pipeline trains on, as ``data.train``, or one file of prompts to decode.

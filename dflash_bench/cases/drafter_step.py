@@ -21,9 +21,6 @@ from dflash_bench.flop import step_flop
 from dflash_bench.kernels import profile_steps
 from dflash_bench.planned import drafter_step_gib
 
-SETTLING_ROUNDS = 3
-"""Untimed where lengths vary, before the first turn: so many times each length."""
-
 METRIC_STEPS = 5
 """Fewer where a turn has fewer."""
 
@@ -38,10 +35,11 @@ class DrafterStep:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        num, fixed = len(lengths_of(setting)), setting.lengths == "fixed"
-        self.settling = setting.settling_steps if fixed else SETTLING_ROUNDS * num
-        self.turn_steps = -(-setting.turn_steps // num) * num
-        """Every length as often as any other."""
+        num = len(lengths_of(setting))
+        self.settling, self.turn_steps = (
+            -(-steps // num) * num  # every length as often as any other
+            for steps in (setting.settling_steps, setting.turn_steps)
+        )
         self.loss: float | None = None
 
     def build(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dflash.execution import CaptureError, NumericsError, Runner
 from dflash.execution.graphed import Graphed
+from dflash.execution.rounds import Rehearsed
 
 SEVERAL = (("normal", "normal_add", "update"), ("metric", "metric_add", "update"))
 
@@ -172,3 +173,18 @@ def test_a_capture_that_fails_ends_the_rehearsal_and_closes(replays: Replays) ->
 def test_a_program_on_a_cpu_has_no_graphs(mode: Any) -> None:  # noqa: ANN401
     with pytest.raises(CaptureError, match=f'mode "{mode}" captures CUDA graphs, .* on cpu'):
         Runner(Counting(), mode)
+
+
+@pytest.mark.parametrize(("seconds", "replayed"), [(0.02, 4), (0.8, 3), (1.0, 2), (30.0, 2)])
+def test_long_rounds_are_replayed_twice_to_time_them(
+    replays: Replays, monkeypatch: pytest.MonkeyPatch, seconds: float, *, replayed: int
+) -> None:
+    def rehearse(program: Counting, run: Callable[[str], None]) -> Rehearsed:
+        for part in program.rounds[0]:
+            run(part)
+        return Rehearsed(torch.zeros(1), seconds)
+
+    monkeypatch.setattr("dflash.execution.graphed.rehearse", rehearse)
+    graphed(Counting()).warm_up()
+    # once more beforehand, which uploads the graphs
+    assert replays.replayed == ["normal 1", "update 2"] * (1 + replayed)

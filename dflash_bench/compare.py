@@ -138,7 +138,7 @@ def _lost(old: _Side, new: _Side, rule: Rule) -> Change:
 def _ratio(name: str, old: _Side, new: _Side) -> Estimate | None:
     """After over before, with an interval where it has one; None where that takes more turns."""
     before, after = old.read(name), new.read(name)
-    if before is None or after is None or before <= 0 or after <= 0:
+    if before is None or after is None or not (0 < before < math.inf and 0 < after < math.inf):
         return None
     assert old.row is not None, "it has a figure"
     assert new.row is not None, "it has a figure"
@@ -169,7 +169,7 @@ def _verdict(change: Change, *, precision: float) -> ChangeVerdict:
     figure, ratio = FIGURES.get(change.figure), change.ratio
     higher_is_better = figure is not None and figure.higher_is_better
     if ratio is None:
-        moved = (change.after or 0.0) - (change.before or 0.0)
+        moved = _moved(change.before or 0.0, change.after or 0.0)
         if not moved:
             return "same"
         return "better" if (moved > 0) == higher_is_better else "worse"
@@ -181,11 +181,20 @@ def _verdict(change: Change, *, precision: float) -> ChangeVerdict:
     return "same" if found == "same" else "unclear"
 
 
+def _moved(before: float, after: float) -> float:
+    """After less before; a loss that is no number any more has moved as far as can be."""
+    if math.isnan(after):
+        return 0.0 if math.isnan(before) else math.inf
+    if math.isnan(before):
+        return -math.inf
+    return 0.0 if before == after else after - before
+
+
 def _broken(rule: Rule, change: Change) -> bool | None:
     """Whether the change is too much; None where it could as well be none at all."""
     if change.before is None or change.after is None:
         return None
-    moved = change.after - change.before
+    moved = _moved(change.before, change.after)
     if not rule.relative:
         return rule.breaks(moved)
     if change.ratio is None:

@@ -1,5 +1,6 @@
 """From what a child answered to the row that everybody reads."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,11 +54,13 @@ def row_of(case: Case, setting: Setting, child: Child, *, beside: Beside) -> Row
     times_ms = [time_ms for turn in child.turns for time_ms in turn]
     measured = failed is None and has_a_rate(child)
     loss, of_eager = facts.get("loss"), _loss_of(beside.eager)
+    finite = loss is None or math.isfinite(loss)
+    notes = [beside.note, "" if finite else f"its loss is {loss}"]
     return Row(
         **_named(case, setting),
         padded=facts.get("padded", False),
         state="measured" if measured else "failed" if failed is not None else "skipped",
-        why=beside.note if measured or failed is not None else _too_few(times_ms),
+        why="; ".join(filter(None, notes)) if measured or failed else _too_few(times_ms),
         failed=failed,
         turns_ms=child.turns,
         start_up=_start_up(child, beside),

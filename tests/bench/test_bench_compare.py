@@ -107,6 +107,21 @@ def test_allocations_where_there_were_none_break_any_limit() -> None:
     assert change(none, "device_allocs").regression is False
 
 
+@pytest.mark.parametrize("rule", ["loss_against_eager > +0.01", "loss_against_eager > +50%"])
+@pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_any_more_is_worse_and_breaks_any_limit(
+    rule: str, lost: float
+) -> None:
+    kept, gone = (timed("graphed", 100, loss_against_eager=loss) for loss in (1e-6, lost))
+    for before, after, verdict, broken in (
+        (kept, gone, "worse", True),
+        (gone, kept, "better", False),
+        (gone, gone, "same", False),
+    ):
+        found = change(compared(bench(before), bench(after), rule), "loss_against_eager")
+        assert (found.verdict, found.regression, found.ratio) == (verdict, broken, None)
+
+
 def test_a_time_that_was_read_once_has_no_verdict_but_keeps_a_rule() -> None:
     before, after = timed("eager", 100), timed("eager", 100)
     assert after.start_up is not None

@@ -1,5 +1,7 @@
 """What a row says of a process: also of one that failed, and by the devices that the case uses."""
 
+import math
+
 import pytest
 import torch
 from bench_cases import setting
@@ -102,3 +104,16 @@ def test_a_row_without_a_rate_says_what_it_lacks(turns: list[list[float]], why: 
     timed.turns += turns
     row = row_of(all_cases()["mask"], setting("launched"), timed, beside=Beside())
     assert (row.state, row.why) == ("skipped", why)
+
+
+def test_a_row_whose_loss_is_no_number_says_so() -> None:
+    for loss, why in ((math.nan, "its loss is nan"), (math.inf, "its loss is inf"), (2.0, "")):
+        timed = child(loss=loss)
+        timed.turns = [[1.0, 1.0]]
+        row = row_of(all_cases()["drafter-step"], APART, timed, beside=Beside())
+        assert (row.state, row.why) == ("measured", why)
+    beside = Beside(note="measured alone")
+    timed = child(loss=math.nan)
+    timed.turns = [[1.0, 1.0]]
+    row = row_of(all_cases()["drafter-step"], APART, timed, beside=beside)
+    assert row.why == "measured alone; its loss is nan"

@@ -6,6 +6,7 @@ from dflash.execution import capture_watch
 from dflash.execution.compiling import num_compiled, num_skipped
 from dflash.measurement import Graphs, Memory
 from dflash.train.logbook import GIB, peak_resident_gib
+from dflash_bench.cases._case import Found
 
 NO_POOL = (0, 0)
 """What the allocator calls the memory that belongs to no graph's pool."""
@@ -21,6 +22,7 @@ class Counters:
         self.device = device
         self._allocs = self._retries = self._compiled = self._captured = 0
         self._begun = False
+        self._settled: tuple[int, int] | None = None
         self._steps: list[int] = []
         self._allocated_gib: list[float] = []
         self._reserved_gib: list[float] = []
@@ -37,7 +39,9 @@ class Counters:
         self._compiled, self._captured = num_compiled(), capture_watch().total
 
     def read(self, step: int) -> None:
-        """Note the peaks that there are by step number *step*."""
+        """Note the peaks that there are by step number *step*; steps before it were the first."""
+        if self._settled is None:
+            self._settled = num_compiled(), capture_watch().total
         if self._on_gpu:
             self._steps.append(step)
             self._allocated_gib.append(self._stat("allocated_bytes.all.peak") / GIB)
@@ -68,6 +72,26 @@ class Counters:
             captured_late=self._since(captured, self._captured),
             skipped=num_skipped(),
         )
+
+    def found(self) -> Found:
+        """Everything that there is to tell by now."""
+        return {
+            "memory": self.memory(),
+            "graphs": self.graphs(),
+            "unsettled": self.unsettled(),
+        }
+
+    def unsettled(self) -> str:
+        """What has gone on after the first ``read``, though first steps should have ended it."""
+        if self._settled is None:
+            return ""
+        compiled, captured = self._settled
+        counts = {
+            "compiled": num_compiled() - compiled,
+            "captured": capture_watch().total - captured,
+        }
+        went_on = " and ".join(f"{what} ({count})" for what, count in counts.items() if count)
+        return f"while it was timed, graphs were still {went_on}" if went_on else ""
 
     def _since(self, now: int, first_step: int) -> int | None:
         return now - first_step if self._begun else None

@@ -55,7 +55,7 @@ def row_of(case: Case, setting: Setting, child: Child, *, beside: Beside) -> Row
     measured = failed is None and has_a_rate(child)
     loss, of_eager = facts.get("loss"), _loss_of(beside.eager)
     finite = loss is None or math.isfinite(loss)
-    notes = [beside.note, "" if finite else f"its loss is {loss}"]
+    notes = [beside.note, "" if finite else f"its loss is {loss}", facts.get("unsettled", "")]
     return Row(
         **_named(case, setting),
         padded=facts.get("padded", False),

@@ -64,6 +64,7 @@ class Found(TypedDict, total=False):
         units: what a timed step was worth (real tokens, for one), for every timed step in order;
             or one number for all.
         memory, graphs: of this process.
+        unsettled: what went on while steps were timed and should not have.
         loss: mean over the first ``loss_steps`` steps, the same steps in every mode.
         more: what only this case reports, JSON.
     """
@@ -77,6 +78,7 @@ class Found(TypedDict, total=False):
     padded: bool
     memory: Memory
     graphs: Graphs
+    unsettled: str
     loss: float
     loss_steps: int
     more: dict[str, object]

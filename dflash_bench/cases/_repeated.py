@@ -88,7 +88,7 @@ class Repeated:
         return [time_ms / self.work.calls for time_ms in times[self.setting.lead_in_steps :]]
 
     def so_far(self) -> Found:
-        return {"memory": self._counters.memory(), "graphs": self._counters.graphs()}
+        return self._counters.found()
 
     def finish(self) -> dict[str, Any]:
         return {**self.so_far(), **self.work.finish()}

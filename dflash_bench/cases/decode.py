@@ -126,7 +126,7 @@ class Decoding:
         return times
 
     def so_far(self) -> Found:
-        return {"memory": self._counters.memory(), "graphs": self._counters.graphs()}
+        return self._counters.found()
 
     def finish(self) -> dict[str, Any]:
         more = self._figures() if self._decoded else {"weights": self.models.weights}

@@ -88,8 +88,7 @@ class DrafterStep:
     def so_far(self) -> Found:
         """Read every counter."""
         found: Found = {
-            "memory": self.counters.memory(),
-            "graphs": self.counters.graphs(),
+            **self.counters.found(),
             "compile_s": self.compiling.seconds,
             "capture_s": self.capturing.seconds,
             "loss_steps": self.settling,

@@ -128,8 +128,7 @@ class PipelineSteps:
         found: Found = {
             "units": [float(tokens) for tokens in self._turns.tokens],
             "padded": self.setting.lengths == "variable",
-            "memory": self._counters.memory(),
-            "graphs": self._counters.graphs(),
+            **self._counters.found(),
             "loss_steps": LOSS_STEPS,
         }
         if self._loss is not None:

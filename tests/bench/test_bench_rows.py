@@ -6,6 +6,7 @@ import pytest
 import torch
 from bench_cases import setting
 
+from dflash.execution import capture_watch
 from dflash.measurement import Memory, Verdict
 from dflash_bench.cases import all_cases
 from dflash_bench.counters import Counters
@@ -51,6 +52,26 @@ def test_what_is_counted_after_the_first_step_is_unknown_before_it() -> None:
     after = counters.graphs()
     assert (before.recompiles, before.captured_late) == (None, None)
     assert (after.recompiles, after.captured_late) == (0, 0)
+
+
+def test_what_goes_on_while_steps_are_timed_is_told() -> None:
+    counters = Counters(torch.device("cpu"))
+    counters.begin()
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert counters.found()["unsettled"] == ""  # no step is timed yet
+    counters.read(8)
+    assert counters.found()["unsettled"] == ""
+    torch.compile(lambda x: x + 2, backend="eager")(torch.ones(2))
+    assert counters.found()["unsettled"] == "while it was timed, graphs were still compiled (1)"
+    capture_watch().begun["a thread"] += 70
+    told = "while it was timed, graphs were still compiled (1) and captured (70)"
+    counters.read(12)
+    assert counters.found()["unsettled"] == told
+    capture_watch().begun.pop("a thread")
+    timed = child(unsettled=told)
+    timed.turns = [[1.0, 1.0]]
+    row = row_of(all_cases()["drafter-step"], APART, timed, beside=Beside())
+    assert (row.state, row.why) == ("measured", told)
 
 
 def test_every_case_says_where_its_steps_are_timed() -> None:

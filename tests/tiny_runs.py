@@ -9,7 +9,7 @@ import transformers
 from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from dflash.config import DataConfig, DrafterConfig, RunConfig, TargetConfig
+from dflash.config import DataConfig, DrafterConfig, RunConfig, TargetConfig, to_toml
 from dflash.config.sections import (
     CheckpointConfig,
     EvalConfig,
@@ -98,6 +98,12 @@ def tiny_config(place: Path, **changes: dict[str, Any]) -> RunConfig:
     for section, keys in changes.items():
         values.setdefault(section, {}).update(keys)
     return RunConfig(**{name: SECTIONS[name](**keys) for name, keys in values.items()})
+
+
+def write_toml(path: Path, place: Path, **changes: dict[str, Any]) -> Path:
+    """Write ``tiny_config`` to a file."""
+    path.write_text(to_toml(tiny_config(place, **changes)))
+    return path
 
 
 def run(config: RunConfig, run_dir: Path, **options: Any) -> Outcome:  # noqa: ANN401

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from bench_cases import measured_apart, setting
 
 from dflash.drafter.training import StepInputs
 from dflash_bench.cases._case import Setting
@@ -156,3 +158,19 @@ def test_reduce_overhead_is_measured_where_it_is_known_to_die_and_warmed_is_not(
     assert CASE.why_not(replace(gpus, mode="reduce-overhead")) == ""
     assert "cudagraph trees" in CASE.why_not(replace(gpus, mode="warmed"))
     assert CASE.why_not(replace(gpus, mode="graphed")) == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_graphs_of_varying_lengths_are_captured_once_though_fixed_ones_came_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to torch 2.12 the compile cache, which both share, confuses their inputs."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    shape = named_shape("smollm2", ["token_budget=1024", "num_documents=4"])
+    for lengths in ("fixed", "variable"):
+        asked = setting("reduce-overhead", shape=shape, lengths=lengths, devices=("cuda:0",))
+        child = measured_apart("drafter-step", asked)
+        assert child.failure is None, child.failure.trace
+        assert child.facts["graphs"].captured_late > 0
+        assert child.facts["unsettled"] == ""

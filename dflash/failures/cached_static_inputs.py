@@ -26,7 +26,8 @@ Versions
     (docs/measurements/bench.md).
 Sources
     torch/_functorch/_aot_autograd/autograd_cache.py (AOTAutogradCachePickler),
-    torch/_inductor/cudagraph_trees.py (check_invariants).
+    torch/_inductor/cudagraph_trees.py (check_invariants); pytorch#175904 (indices of static inputs
+    that are off by one have the same symptom).
 """
 
 from collections.abc import Callable, Sequence

@@ -195,15 +195,16 @@ def _broken(rule: Rule, change: Change) -> bool | None:
     if change.before is None or change.after is None:
         return None
     moved = _moved(change.before, change.after)
-    if not rule.relative:
-        return rule.breaks(moved)
     if change.ratio is None:
+        if not rule.relative:
+            return rule.breaks(moved)
         grown = math.copysign(math.inf, moved) if moved else 0.0  # from nothing
         return rule.breaks(moved / change.before if change.before else grown)
-    ends = change.ratio.low - 1, change.ratio.high - 1
+    of = 1.0 if rule.relative else change.before
+    ends = (change.ratio.low - 1) * of, (change.ratio.high - 1) * of
     if ends[0] <= 0 <= ends[1] and rule.breaks(ends[0]) != rule.breaks(ends[1]):
         return None
-    return rule.breaks(change.ratio.value - 1)
+    return rule.breaks((change.ratio.value - 1) * of if rule.relative else moved)
 
 
 def _unjudged(rules: Sequence[Rule], changes: Sequence[Change]) -> Iterator[str]:

@@ -13,6 +13,7 @@ A rule's number is a change: ``+3%`` of what it was before, or ``+0.5`` in the f
 """
 
 import difflib
+import math
 import operator
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -36,7 +37,7 @@ what the machine does from run to run."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _COMPARISON = re.compile(r">=|<=|==|>|<")
-_NUMBER = re.compile(r"([+-]?)(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)\s*(%?)")
+_NUMBER = re.compile(r"([+-]?)(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)\s*(%?)", re.ASCII)
 _DOT, _SLASH = re.compile(r"\."), re.compile(r"/")
 
 
@@ -192,6 +193,8 @@ class _Scanner:
         if found is None:
             self.fail(self.at, "a number is missing")
         sign, digits, percent = found.groups()
+        if not math.isfinite(float(digits)):
+            self.fail(self.at, f"{digits} is no limit: it is above all numbers")
         self.at = found.end()
         self._blank()
         return sign, float(sign + digits), percent

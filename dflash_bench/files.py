@@ -77,7 +77,7 @@ _HINT = "dflash bench --json FILE writes one, dflash bench --schema says what it
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
         json.dumps(content, ensure_ascii=False).encode()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint=_HINT) from error

@@ -35,13 +35,13 @@ def overhead_share(child: Child, watch: Watch, *, say: Callable[[str], None]) ->
         for watched in (True, False) if len(measured) % 2 else (False, True):
             if watched:
                 with watch.watching():
-                    child.turn()
+                    measured_ms = child.extra_turn()
             else:
                 bare_ms = child.bare()
-        if bare_ms is None or child.failure is not None:
+        if bare_ms is None or not measured_ms:
             return None
         bare.append([bare_ms])
-        measured.append([statistics.fmean(child.turns[-1])])
+        measured.append([statistics.fmean(measured_ms)])
         if len(measured) not in LOOKS:
             continue
         ratio, _ = compare_turns(measured, bare, precision=PRECISION)

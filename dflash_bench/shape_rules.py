@@ -28,6 +28,8 @@ def broken_rule(size: str, value: int, *, token_budget: int, block_size: int) ->
     step = step_of(size, block_size=block_size)
     if value < 1 or value % step:
         return f"it comes in multiples of {step}"
+    if size == "num_anchors" and value > token_budget:
+        return f"{token_budget} tokens have at most as many anchors"
     most = token_budget // MIN_PIECE_TOKENS
     if size == "num_documents" and value > most:
         return f"{token_budget} tokens hold at most {most} documents of {MIN_PIECE_TOKENS}"

@@ -13,12 +13,22 @@ LARGEST = 1e18
 MAY_BE_NAN = ("loss", "loss_against_eager")
 """What a mode computed, whatever that is."""
 
+COUNTED = ("rows.", "comparisons.", "weather.")
+"""Parts of a bench in which no other number is below 0."""
+
 Numbers = Iterator[tuple[str, float]]
 
 
 def unsound(bench: Bench) -> str:
     """The first number that no bench can have, with its place and the rule; "" if all can be."""
-    rules = (_numbers(bench), _turns(bench), _spreads(bench), _intervals(bench), _devices(bench))
+    rules = (
+        _numbers(bench),
+        _names(bench),
+        _turns(bench),
+        _spreads(bench),
+        _intervals(bench),
+        _devices(bench),
+    )
     return next((problem for found in rules for problem in found), "")
 
 
@@ -30,6 +40,22 @@ def _numbers(bench: Bench) -> Iterator[str]:
             yield f"{place} is {value}, and must be a finite number"
         elif abs(value) > LARGEST and not place.endswith((".low", ".high")):
             yield f"{place} is above {LARGEST:g}"
+        elif value < 0 and place.startswith(COUNTED) and ".turns_ms." not in place:
+            yield f"{place} is {value}, and no bench counts or measures less than 0"
+
+
+def _names(bench: Bench) -> Iterator[str]:
+    """Rows that are not there, or twice, and shapes that are not there."""
+    names = [row.name for row in bench.rows]
+    for at, row in enumerate(bench.rows):
+        if row.name in names[:at]:
+            yield f"rows.{at} is the second one of {row.name}"
+        if row.shape not in bench.shapes:
+            yield f"shapes has no {row.shape}, at which rows.{at} was measured"
+    for at, one in enumerate(bench.comparisons):
+        for name in (one.row, one.baseline):
+            if name not in names:
+                yield f"comparisons.{at} is about {name}, which is no row"
 
 
 def _leaves(place: str, value: object) -> Numbers:
@@ -51,13 +77,21 @@ def _turns(bench: Bench) -> Iterator[str]:
             if not turn:
                 yield f"{place} is a turn without a step"
             yield from _not_above_zero(_leaves(place, turn))
+        if row.state == "measured" and not row.turns_ms:
+            yield f"rows.{at} was measured, and has no turns_ms"
 
 
 def _spreads(bench: Bench) -> Iterator[str]:
     for at, row in enumerate(bench.rows):
         spread: Spread | None = row.step_ms
-        if spread is not None:
-            yield from _not_above_zero(_leaves(f"rows.{at}.step_ms", spread))
+        place = f"rows.{at}.step_ms"
+        if spread is None:
+            if row.state == "measured":
+                yield f"rows.{at} was measured, and has no step_ms"
+            continue
+        yield from _not_above_zero(_leaves(place, spread))
+        if not spread.p10 <= spread.median <= spread.p90 <= spread.max:
+            yield f"{place} is out of order: p10, median, p90 and max rise"
 
 
 def _intervals(bench: Bench) -> Iterator[str]:

@@ -127,6 +127,12 @@ class Child:
         """Let the subject run some steps."""
         self._ask("turn")
 
+    def extra_turn(self) -> list[float]:
+        """The times of a turn that is none of its turns: nobody else had one beside it; [] if it
+        failed."""
+        self._ask("turn")
+        return [] if self.failure is not None else self.turns.pop()
+
     def finish(self) -> None:
         """Ask for what is known at the end, and end the process."""
         self._ask("finish")

@@ -25,6 +25,7 @@ from dflash.nvml import Gpu
 from dflash_bench.files import bench_json
 
 SHAPE = "made-up-3072"
+SWEPT = (8192, 16384, 24576, 49152)
 MESSAGE = (
     "Error: accessing tensor output of CUDAGraphs that has been overwritten by a subsequent run."
     ' Stack trace: [<could not find stack trace> & "more"]. To prevent overwriting, clone the'
@@ -137,7 +138,7 @@ def compared(row: Row, baseline: Row, verdict: Any = "faster") -> Comparison:  #
 
 def curve() -> tuple[Scaling, list[Row]]:
     """Four values, the last of which fits nowhere."""
-    budgets = [8192, 16384, 24576, 49152]
+    budgets = [*SWEPT]
     rows = [measured("graphed", shape=f"made-up-{budget}") for budget in budgets[:3]]
     rows.append(skipped().model_copy(update={"shape": "made-up-49152", "mode": "graphed"}))
     scaling = Scaling(
@@ -187,7 +188,10 @@ def sample() -> Bench:
         wall_s=511.0,
         environment=ENVIRONMENT,
         device="Made-up GPU",
-        shapes={SHAPE: {"token_budget": 3072, "num_anchors": 512, "num_documents": 1}},
+        shapes={
+            SHAPE: {"token_budget": 3072, "num_anchors": 512, "num_documents": 1},
+            **{f"made-up-{budget}": {"token_budget": budget} for budget in SWEPT},
+        },
         options={"precision": 0.01, "turn_steps": 25},
         matrix_tflops=705.0,
         overhead_share=Estimate(value=0.0031, low=-0.0012, high=0.0074),

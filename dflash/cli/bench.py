@@ -2,6 +2,7 @@
 
 import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -60,7 +61,7 @@ def bench(  # noqa: PLR0913 - a command's options
         _list(json_out)
         return
     reports = BenchReports(json_out, markdown, html)
-    reports.check()
+    reports.check(*(configs or []), *map(Path, data or []))
     wanted = _expectations(expect or [], cases or [], modes or [])
     plan = option.bench_plan(given)
     from dflash_bench.expectations import judge

@@ -44,7 +44,7 @@ def compare(
     benches = read_bench(before), read_bench(after)
     modes = dict.fromkeys(row.mode for bench in benches for row in bench.rows)
     rules = [parse_rule(text, list(modes)) for text in fail_if or []]
-    reports.check()
+    reports.check(before, after)
     changes = compare_benches(
         *benches,
         names=(str(before), str(after)),

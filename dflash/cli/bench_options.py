@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from dflash_bench.session import BenchPlan
     from dflash_bench.shapes import BenchShape
 
+LONGEST_S = 1e7
+"""A third of a year: infinity is no limit, and no number of JSON."""
+
 Cases = Annotated[
     list[str] | None, typer.Argument(metavar="CASE", help="what to measure; --list shows all")
 ]
@@ -47,14 +50,17 @@ DrafterPath = Annotated[
 Data = Annotated[
     list[str] | None, typer.Option("--data", metavar="FILE", help="texts or prompts; repeatable")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="of weights and batches")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="of weights and batches")]
 Steps = Annotated[int, typer.Option(min=1, help="timed steps in a turn")]
 Pairs = Annotated[int, typer.Option(min=1, help="turns of every mode, at least")]
 Precision = Annotated[str, typer.Option(metavar="P%", help="smallest difference that counts")]
 MaxTime = Annotated[
-    float, typer.Option(min=0.1, metavar="S", help="seconds of turns for each case and shape")
+    float,
+    typer.Option(min=0.1, max=LONGEST_S, metavar="S", help="seconds of turns for a case and shape"),
 ]
-Timeout = Annotated[float, typer.Option(min=0.1, metavar="S", help="longer silence is a hang")]
+Timeout = Annotated[
+    float, typer.Option(min=0.1, max=LONGEST_S, metavar="S", help="longer silence is a hang")
+]
 Profile = Annotated[
     bool, typer.Option("--profile", help="also find which kernels the time goes to")
 ]
@@ -163,10 +169,18 @@ def _shapes(given: Mapping[str, Any]) -> "tuple[BenchShape, ...]":
     configs = list(dict.fromkeys(given["configs"] or []))
     if not names and not configs:
         names = [default_shape(given["devices"] or [])]
-    return (
+    shapes = (
         *(named_shape(name, assigned.of_shapes) for name in names),
         *(shape_of_config(path, assigned.of_configs) for path in configs),
     )
+    called = [shape.name for shape in shapes]
+    for name in called:
+        if called.count(name) > 1:
+            raise UsageError(
+                f"two shapes are called {name}, so their rows could not be told apart",
+                hint="a configuration's shape is called as its file: name one of them otherwise",
+            )
+    return shapes
 
 
 def default_shape(devices: list[str]) -> str:

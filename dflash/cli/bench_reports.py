@@ -26,14 +26,14 @@ class BenchReports:
     markdown: Path | None = None
     html: Path | None = None
 
-    def check(self) -> None:
+    def check(self, *read: Path) -> None:
         """Refuse files that cannot be written, before anything is measured.
 
         Raises:
-            UsageError: one cannot, or two are the same.
+            UsageError: one cannot, two are the same, or one is among those that are *read*.
         """
         files = {"--json": self._json_file, "--markdown": self.markdown, "--html": self.html}
-        check_reports(files)
+        check_reports(files, read=read)
 
     def give(self, bench: "Bench", outcomes: "Sequence[Outcome]" = ()) -> None:
         """Write every file, then print *bench* and what became of the expectations.

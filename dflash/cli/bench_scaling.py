@@ -1,6 +1,7 @@
 """``dflash bench scaling``: one size of a shape swept, and the curve of its cost."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -52,7 +53,7 @@ def scaling(  # noqa: PLR0913 - a command's options
     given = locals() | {"profile": False}
     reports = BenchReports(json_out, markdown, html)
     swept = _numbers(values)
-    reports.check()
+    reports.check(*(configs or []), *map(Path, data or []))
     plan = option.bench_plan(given)
     from dflash_bench.scaling import run_scaling
 

@@ -27,7 +27,7 @@ MaxNewTokens = Annotated[
     int, typer.Option("--max-new-tokens", min=1, help="length of an answer, in tokens")
 ]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="of sampling")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="of sampling")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON value on stdout")]
 JsonOut = Annotated[
     str | None, typer.Option("--json", metavar="FILE|-", help="write JSON; - is stdout")

@@ -60,17 +60,29 @@ def print_lines(lines: Iterable[str], style_of: Callable[[str], str]) -> None:
         console.print(Text(line, style=style_of(line)))
 
 
-def check_reports(files: Mapping[str, Path | None]) -> None:
+def check_reports(files: Mapping[str, Path | None], *, read: Iterable[Path] = ()) -> None:
     """Find out before the work is done whether the reports of one command can be written.
 
     Args:
         files: where each option sends its report, if anywhere.
+        read: files that the command reads.
 
     Raises:
-        UsageError: one cannot be written, or two go to one file.
+        UsageError: one cannot be written, is one of *read*, or two go to one file.
     """
     named = [(option, path) for option, path in files.items() if path is not None]
-    for _, path in named:
+    taken = {_whole(path) for path in read}
+    for option, path in named:
+        if path == Path("-"):
+            raise UsageError(
+                f"{option} - names no file, and only --json - is stdout",
+                hint=f"name a file; {option} /dev/stdout is stdout, beside the table",
+            )
+        if _whole(path) in taken and not _is_stream(path):
+            raise UsageError(
+                f"{option} {path} would replace a file that this command reads",
+                hint="give the report a file of its own",
+            )
         check_writable(path)
     for (one, path), (other, same) in combinations(named, 2):
         if _whole(path) == _whole(same) and not _is_stream(path):

@@ -107,6 +107,17 @@ def test_allocations_where_there_were_none_break_any_limit() -> None:
     assert change(none, "device_allocs").regression is False
 
 
+@pytest.mark.parametrize("rule", ["step_ms > +3", "step_ms > +3%", "step_ms > +0.5"])
+def test_a_limit_in_the_figures_unit_is_as_sure_as_one_in_percent(rule: str) -> None:
+    """At 100 ms the first two are the same; turns of 10 % noise know a step to some 8 %."""
+    before = bench(timed("eager", 100, seed=1))
+    worse = compared(before, bench(timed("eager", 105, seed=2)), rule)
+    within = compared(before, bench(timed("eager", 100.2, seed=2)), rule)
+    noisy = compared(before, bench(timed("eager", 105, seed=2, noise=0.1)), rule)
+    found = [change(each).regression for each in (worse, within, noisy)]
+    assert found == [True, False, None]
+
+
 @pytest.mark.parametrize("rule", ["loss_against_eager > +0.01", "loss_against_eager > +50%"])
 @pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_no_number_any_more_is_worse_and_breaks_any_limit(

@@ -94,6 +94,8 @@ def test_what_measuring_costs_is_a_share_of_a_bare_step(usual: Bench) -> None:
     assert costs is not None
     assert costs.value == pytest.approx(0.25, abs=0.01)
     assert costs.low < costs.value < costs.high
+    # nobody had a turn beside those that found it out, so they are none of the mode's own
+    assert {len(row.turns_ms) for row in usual.rows} == {6}
 
 
 def test_what_measuring_costs_is_not_asked_of_turns_of_seconds(

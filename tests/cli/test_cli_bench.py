@@ -83,6 +83,34 @@ def test_a_training_configuration_is_a_shape(answer: Answer) -> None:
     assert plans[0].shapes[0].drafter.hidden_size == 192
 
 
+def test_a_report_never_takes_the_place_of_what_is_read(
+    answer: Answer, tmp_path: Path, capsys: Capture
+) -> None:
+    plans = answer(good())
+    mine = tmp_path / "mine.toml"
+    text = (ROOT / "configs" / "quickstart.toml").read_text()
+    mine.write_text(text)
+    (tmp_path / "link.json").symlink_to(mine)
+    for words in (f"--json {mine}", f"--markdown {tmp_path / 'link.json'}", f"--html {mine}"):
+        assert main(["bench", "--config", str(mine), *words.split()]) == 2
+        assert "would replace a file that this command reads" in error(capsys)
+    assert mine.read_text() == text
+    assert plans == []
+
+
+def test_two_shapes_of_one_name_are_refused(
+    answer: Answer, tmp_path: Path, capsys: Capture
+) -> None:
+    plans = answer(good())
+    other = tmp_path / "quickstart.toml"
+    text = (ROOT / "configs" / "quickstart.toml").read_text()
+    other.write_text(text)
+    configs = (str(ROOT / "configs" / "quickstart.toml"), str(other))
+    assert main(["bench", "--config", configs[0], "--config", configs[1]]) == 2
+    assert "two shapes are called quickstart" in error(capsys)
+    assert plans == []
+
+
 def test_an_assignment_is_for_the_shapes_that_have_its_key(answer: Answer) -> None:
     plans = answer(good())
     sets = ("token_budget=512", "data.token_budget=1024", "drafter.num_layers=1")
@@ -184,6 +212,14 @@ def test_a_bench_in_which_nothing_ran_is_exit_four(answer: Answer, capsys: Captu
         ("--json no/such/folder/a.json", "cannot be written", "a folder that exists"),
         ("--html .", "cannot be written", "a folder that exists"),
         ("--config missing.toml", "missing.toml", ""),
+        ("--shape tiny --set num_anchors=512", "256 tokens have at most as many anchors", ""),
+        (f"--seed {2**63}", "--seed", ""),
+        ("--max-time inf", "--max-time", ""),
+        ("--timeout inf", "--timeout", ""),
+        ("--markdown -", "--markdown - names no file", "/dev/stdout"),
+        ("--html -", "--html - names no file", "/dev/stdout"),
+        ("--expect step_ms<1e400", "1e400 is no limit", ""),
+        ("--expect step_ms<\u0663", "a number is missing", ""),
     ],
 )
 def test_a_mistake_is_exit_two_before_anything_is_measured(

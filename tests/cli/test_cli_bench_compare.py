@@ -23,7 +23,9 @@ def slower(bench: Bench, factor: float) -> Bench:
     for row in bench.rows:
         assert row.step_ms is not None
         turns = [[time_ms * factor for time_ms in turn] for turn in row.turns_ms]
-        spread = row.step_ms.model_copy(update={"median": row.step_ms.median * factor})
+        names = ("median", "p10", "p90", "max")
+        update = {name: getattr(row.step_ms, name) * factor for name in names}
+        spread = row.step_ms.model_copy(update=update)
         rows.append(row.model_copy(update={"turns_ms": turns, "step_ms": spread}))
     return bench.model_copy(update={"rows": rows})
 
@@ -37,6 +39,23 @@ def test_a_regression_is_exit_one(tmp_path: Path, capsys: Capture) -> None:
     assert max(map(len, said.splitlines())) <= 78
     assert main(["bench", "compare", one, other, "--fail-if", "step_ms > +20%"]) == 0
     assert main(["bench", "compare", one, other]) == 0
+
+
+def test_a_comparison_never_replaces_what_it_compares(tmp_path: Path, capsys: Capture) -> None:
+    one, other = (write(tmp_path / f"{name}.json", good()) for name in "ab")
+    before = Path(one).read_text()
+    for option in ("--json", "--markdown"):
+        for file in (one, other):
+            assert main(["bench", "compare", one, other, option, file]) == 2
+            assert "would replace a file that this command reads" in capsys.readouterr().err
+    assert Path(one).read_text() == Path(other).read_text() == before
+
+
+def test_a_byte_order_mark_is_no_damage(tmp_path: Path, capsys: Capture) -> None:
+    one = write(tmp_path / "a.json", good())
+    Path(one).write_text("\ufeff" + Path(one).read_text())
+    assert main(["bench", "compare", one, one]) == 0
+    capsys.readouterr()
 
 
 def test_a_comparison_is_written_too(tmp_path: Path, capsys: Capture) -> None:

@@ -79,7 +79,7 @@ def diagnose(  # noqa: PLR0913 - a command's options
     words, reports = words or [], Reports(json_out, junit, html)
     task = task_of(words, listed=list_only, schema=schema)
     refuse_others(context, task)
-    reports.check()
+    reports.check(*(_read_of(Path(words[1])) if task == "run" else ()))
     if task == "schema":
         _print_schema()
         return
@@ -102,6 +102,12 @@ def diagnose(  # noqa: PLR0913 - a command's options
         found = examine_all(modes, machine, plan=plan, counts=counts, watch=_talk_of)
     reports.give(found)
     _leave(found, fail_on=fail_on)
+
+
+def _read_of(run_dir: Path) -> list[Path]:
+    from dflash.diagnose.run_folder import READ
+
+    return [run_dir / name for name in READ]
 
 
 def _machine(*, require_gpu: bool) -> "Machine":

@@ -20,7 +20,7 @@ from dflash.cli.options import (
     TargetPath,
     Temperature,
 )
-from dflash.cli.output import check_writable, print_json, print_table, talk, write_report
+from dflash.cli.output import check_reports, print_json, print_table, talk, write_report
 from dflash.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def evaluate(  # noqa: PLR0913  one option each
     Ctrl-C ends it early: what was decoded by then is told and written, marked incomplete.
     """
     if json_out not in (None, "-"):
-        check_writable(Path(json_out))
+        check_reports({"--json": Path(json_out)}, read=[Path(prompts)] if prompts else [])
     from dflash.train.evaluation import EvalSettings
     from dflash.train.pair import load_pair, require_pair, require_prompts_of
 

@@ -20,13 +20,14 @@ class Reports:
     junit: Path | None = None
     html: Path | None = None
 
-    def check(self) -> None:
+    def check(self, *read: Path) -> None:
         """Refuse files that cannot be written, before anything is launched.
 
         Raises:
-            UsageError: one cannot, or two are the same.
+            UsageError: one cannot, two are the same, or one is among those that are *read*.
         """
-        check_reports({"--json": self._json_file, "--junit": self.junit, "--html": self.html})
+        files = {"--json": self._json_file, "--junit": self.junit, "--html": self.html}
+        check_reports(files, read=read)
 
     def give(self, found: "Diagnosis") -> None:
         """Write every file, then print *found*: whoever reads the screen may leave.

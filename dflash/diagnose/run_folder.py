@@ -10,6 +10,7 @@ from dflash.errors import DataError, UsageError, reason, remedy
 from dflash.records import EventRecord, StepRecord, read_records
 
 RECORDS, STACKS, ENVIRONMENT = "records.jsonl", "stacks.txt", "environment.json"
+READ = (RECORDS, STACKS, ENVIRONMENT)
 CRASHES = "dflash-crash-*.txt"
 
 

@@ -86,6 +86,17 @@ def test_eval_prints_only_json_when_asked_to(
     assert json.loads(written.read_text())["num_prompts"] == 1
 
 
+def test_eval_never_replaces_the_prompts_that_it_reads(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("def f(x):\n")
+    words = ["eval", str(run_dir), "--prompts", str(prompts), "--json", str(prompts)]
+    assert main(words) == 2
+    assert "would replace a file that this command reads" in capsys.readouterr().err
+    assert prompts.read_text() == "def f(x):\n"
+
+
 def test_an_interrupted_eval_keeps_what_it_decoded_and_says_so(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

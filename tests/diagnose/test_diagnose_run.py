@@ -43,6 +43,10 @@ def test_a_healthy_run_has_nothing(healthy: Path, capsys: Capture) -> None:
     found = diagnose_run(healthy)
     assert (found.suffered, found.notes) == ([], [])
     assert main(["diagnose", "run", str(healthy)]) == 0
+    records = healthy / "records.jsonl"
+    before = records.read_text()
+    assert main(["diagnose", "run", str(healthy), "--json", str(records)]) == 2
+    assert records.read_text() == before
     assert "nothing found" in capsys.readouterr().out
 
 

@@ -22,7 +22,7 @@ NEEDED = {
     "missing-step-mark", "fx-trace-race", "first-compile-crash", "compile-deadlock",
     "worker-config-lost", "compiling-leak", "skipped-graphs", "rng-in-capture", "wrong-device",
     "future-leak", "label-shift", "document-leak", "frozen-bf16", "marginal-acceptance",
-    "cached-static-inputs",
+    "cached-static-input",
 }  # fmt: skip
 
 every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.slug)

@@ -100,7 +100,7 @@ class _Product(TrainingStep):
 
 
 MODE = FailureMode(
-    slug="cached-static-inputs",
+    slug="cached-static-input",
     measures="orders in which a program was given code for another one's static inputs",
     unit="of 2 orders",
     limit=0.0,

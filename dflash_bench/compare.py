@@ -204,7 +204,7 @@ def _broken(rule: Rule, change: Change) -> bool | None:
     ends = (change.ratio.low - 1) * of, (change.ratio.high - 1) * of
     if ends[0] <= 0 <= ends[1] and rule.breaks(ends[0]) != rule.breaks(ends[1]):
         return None
-    return rule.breaks((change.ratio.value - 1) * of if rule.relative else moved)
+    return rule.breaks(change.ratio.value - 1 if rule.relative else moved)
 
 
 def _unjudged(rules: Sequence[Rule], changes: Sequence[Change]) -> Iterator[str]:

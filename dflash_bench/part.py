@@ -224,9 +224,8 @@ class Part:
         following: str = "",
     ) -> None:
         baseline = self._grouping.baseline if paired else ""
-        names = [name for name in dict.fromkeys([baseline, *group]) if name]
-        if self._device != "cpu":
-            names.insert(0, PRODUCT)
+        product_name = "" if self._device == "cpu" else PRODUCT
+        names = filter(None, [product_name, baseline, *group])
         new = {name: self._child(stack, name) for name in names if name not in self._children}
         self._children |= new
         if following:

@@ -79,12 +79,12 @@ def diagnose(  # noqa: PLR0913 - a command's options
     words, reports = words or [], Reports(json_out, junit, html)
     task = task_of(words, listed=list_only, schema=schema)
     refuse_others(context, task)
-    reports.check(*(_read_of(Path(words[1])) if task == "run" else ()))
+    if task == "run":
+        _read_run(Path(words[1]), reports, fail_on=fail_on)
+        return
+    reports.check()
     if task == "schema":
         _print_schema()
-        return
-    if task == "run":
-        _read_run(Path(words[1]), json_out=json_out, fail_on=fail_on)
         return
     from dflash.diagnose.examine import Plan
     from dflash.diagnose.select import modes_called
@@ -102,12 +102,6 @@ def diagnose(  # noqa: PLR0913 - a command's options
         found = examine_all(modes, machine, plan=plan, counts=counts, watch=_talk_of)
     reports.give(found)
     _leave(found, fail_on=fail_on)
-
-
-def _read_of(run_dir: Path) -> list[Path]:
-    from dflash.diagnose.run_folder import READ
-
-    return [run_dir / name for name in READ]
 
 
 def _machine(*, require_gpu: bool) -> "Machine":
@@ -128,11 +122,14 @@ def _talk_of(slug: str, launch: "Launch") -> None:
     talk(launch_line(slug, launch))
 
 
-def _read_run(run_dir: Path, *, json_out: str | None, fail_on: str) -> None:
+def _read_run(run_dir: Path, reports: Reports, *, fail_on: str) -> None:
     from dflash.diagnose.aftermath import diagnose_run
     from dflash.diagnose.machine import installed_torch
+    from dflash.diagnose.run_folder import files_of
     from dflash.report.diagnosis import run_lines, style_of
 
+    reports.check(*files_of(run_dir))
+    json_out = reports.json_out
     installed_torch()
     found = diagnose_run(run_dir)
     text = found.model_dump_json(indent=2)

@@ -10,8 +10,12 @@ from dflash.errors import DataError, UsageError, reason, remedy
 from dflash.records import EventRecord, StepRecord, read_records
 
 RECORDS, STACKS, ENVIRONMENT = "records.jsonl", "stacks.txt", "environment.json"
-READ = (RECORDS, STACKS, ENVIRONMENT)
 CRASHES = "dflash-crash-*.txt"
+
+
+def files_of(run_dir: Path) -> list[Path]:
+    """What ``read_run`` reads of a folder, whether it is there or not."""
+    return [run_dir / RECORDS, run_dir / STACKS, run_dir / ENVIRONMENT, *run_dir.glob(CRASHES)]
 
 
 def read_run(run_dir: Path) -> FinishedRun:

@@ -1,49 +1,15 @@
-"""eval, generate and export from the command line, with the shipped target and a random drafter."""
+"""eval and export from the command line, with the shipped target and a random drafter."""
 
 import json
 from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
-from tiny_models import write_checkpoint
 
 from dflash.cli.__main__ import main
-from dflash.config import DataConfig, DrafterConfig, RunConfig, TargetConfig, to_toml
-from dflash.config.sections import EvalConfig, OptimConfig
-from dflash.decode import Decoded, answer, plain_decode
-from dflash.drafter.model import Drafter
-from dflash.target.model import Target
-from dflash.target.shape import default_shape
+from dflash.decode import Decoded, plain_decode
 from dflash.train import evaluation
-
-TEXT = "import os\n\n\ndef main(argv):\n    return os.path.join(argv[0], 'name')\n" * 3
-
-
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder with one checkpoint of a small random drafter for stdlib-lm."""
-    run = tmp_path_factory.mktemp("runs") / "tiny"
-    target = Target.load("stdlib-lm", taps=2, device="cpu", dtype=torch.float32)
-    sizes = DrafterConfig(num_layers=1, block_size=4, intermediate_size=64)
-    drafter = Drafter(default_shape(target, sizes))
-    drafter.initialise(0)
-    write_checkpoint(
-        run / "checkpoints" / "step-00000040",
-        drafter,
-        target=("stdlib-lm", target.fingerprint),
-    )
-    heldout = run / "heldout.py"
-    heldout.write_text(TEXT)
-    config = RunConfig(
-        target=TargetConfig(model="stdlib-lm"),
-        data=DataConfig(train=("other.py",), heldout=(str(heldout),), max_document_tokens=64),
-        optim=OptimConfig(max_steps=40),
-        eval=EvalConfig(num_prompts=2),
-    )
-    (run / "config.toml").write_text(to_toml(config))
-    return run
 
 
 def test_eval_of_a_run_decodes_its_held_out_prompts(
@@ -136,44 +102,6 @@ def test_an_eval_that_is_interrupted_before_its_first_prompt_has_nothing_to_keep
     assert list(tmp_path.iterdir()) == []
 
 
-def test_generate_streams_the_text_that_it_decoded(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["generate", str(run_dir), "--prompt", "import os", "--max-new-tokens", "12"]
-    arguments += ["--device", "cpu"]
-    assert main([*arguments, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert main(arguments) == 0
-    shown = capsys.readouterr()
-    assert shown.out == report["text"] + "\n"
-    assert "\033" not in shown.out
-    assert "tok/s" in shown.err
-    assert "tau" in shown.err
-    assert main([*arguments, "--show-blocks"]) == 0
-    barred = capsys.readouterr().out
-    assert barred.count("|") == report["text"].count("|") + len(report["accepted"])
-    assert barred.replace("|", "") == report["text"].replace("|", "") + "\n"
-
-
-def test_generate_puts_a_chat_message_into_the_template(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["generate", str(run_dir), "--chat", "hello", "--max-new-tokens", "4", "--json"]
-    assert main([*arguments, "--device", "cpu"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["tokens"]) <= 4
-
-
-def test_sampling_from_the_command_line_repeats_with_its_seed(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    texts = []
-    for seed in ("1", "1", "2"):
-        arguments = ["generate", str(run_dir), "--prompt", "x", "--temperature", "1.5", "--json"]
-        assert main([*arguments, "--max-new-tokens", "16", "--device", "cpu", "--seed", seed]) == 0
-        texts.append(json.loads(capsys.readouterr().out)["tokens"])
-    assert texts[0] == texts[1] != texts[2]
-
-
 def test_export_writes_a_verified_folder_that_eval_takes_with_its_target(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,31 +161,6 @@ def test_a_command_that_cannot_be_done_says_why(
     words = [word.replace("RUN", str(run_dir)) for word in arguments]
     assert main(words) == code
     assert says in capsys.readouterr().err
-
-
-def test_generate_stops_where_the_positions_of_the_target_end(
-    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(answer, "num_positions", lambda _config: 12)
-    arguments = ["generate", str(run_dir), "--device", "cpu", "--json", "--max-new-tokens", "50"]
-    assert main([*arguments, "--prompt", "import os"]) == 0
-    said = capsys.readouterr()
-    assert "note: stops after 3 tokens at the latest" in said.err
-    assert len(json.loads(said.out)["tokens"]) <= 3
-    assert main([*arguments, "--prompt", "import os, sys"]) == 2
-    assert "a prompt of 14 tokens leaves no room" in capsys.readouterr().err
-    measured = ["eval", str(run_dir), "--device", "cpu", "--max-new-tokens", "5"]
-    monkeypatch.setattr(answer, "num_positions", lambda _config: 36)
-    assert main(measured) == 2
-    assert "hint: --max-new-tokens 4, or shorter prompts" in capsys.readouterr().err
-
-
-def test_the_positions_of_a_target_are_what_its_config_says() -> None:
-    plain = transformers.Qwen3Config(max_position_embeddings=512)
-    assert answer.num_positions(plain) == 512
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
-    scaled = transformers.Qwen3Config(max_position_embeddings=512, rope_scaling=yarn)
-    assert answer.num_positions(scaled) == 2048
 
 
 def test_an_export_to_speculators_is_named_when_it_is_to_be_read(

@@ -95,6 +95,8 @@ class Memory(_Facts):
 class Graphs(_Facts):
     """What was compiled and captured."""
 
+    compiled: int | None = Field(default=None, description="graphs, over the whole process")
+    cached: int | None = Field(default=None, description="of them held by torch's compile cache")
     recompiles: int | None = Field(default=None, description="after the first step")
     captured: int | None = Field(default=None, description="CUDA graphs, over the whole process")
     captured_late: int | None = Field(default=None, description="of them after the first step")

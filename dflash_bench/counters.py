@@ -3,7 +3,7 @@
 import torch
 
 from dflash.execution import capture_watch
-from dflash.execution.compiling import num_compiled, num_skipped
+from dflash.execution.compiling import num_cached, num_compiled, num_skipped
 from dflash.measurement import Graphs, Memory
 from dflash.train.logbook import GIB, peak_resident_gib
 from dflash_bench.cases._case import Found
@@ -67,6 +67,8 @@ class Counters:
         """Compiled and captured so far."""
         captured = capture_watch().total
         return Graphs(
+            compiled=num_compiled(),
+            cached=num_cached(),
             recompiles=self._since(num_compiled(), self._compiled),
             captured=captured,
             captured_late=self._since(captured, self._captured),

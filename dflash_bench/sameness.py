@@ -70,9 +70,21 @@ def differences(before: Bench, after: Bench) -> Iterator[str]:
     facts += [
         (f"option {name}", before.options.get(name), after.options.get(name)) for name in names
     ]
+    held = _held_by_cache(before), _held_by_cache(after)
+    if all(held):
+        facts.append(("graphs that torch's compile cache held", *held))
     for name, one, other in facts:
         if one != other:
             yield f"{name}: {one} before, {other} after"
+
+
+def _held_by_cache(bench: Bench) -> str:
+    """``0 of 12``: it decides how long a start takes; "" where nothing was compiled or counted."""
+    counts = [row.graphs for row in bench.rows if row.graphs is not None]
+    compiled = sum(each.compiled or 0 for each in counts)
+    if not compiled or any(each.cached is None for each in counts):
+        return ""
+    return f"{sum(each.cached or 0 for each in counts)} of {compiled}"
 
 
 def notes(before: Bench, after: Bench, *, names: tuple[str, str]) -> Iterator[str]:

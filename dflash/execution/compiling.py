@@ -122,6 +122,11 @@ def num_compiled() -> int:
     return _counted("stats", "unique_graphs")
 
 
+def num_cached() -> int:
+    """Graphs of ``num_compiled`` that torch's compile cache held, forward and backward alike."""
+    return _counted("aot_autograd", "autograd_cache_hit")
+
+
 def num_skipped() -> int:
     """Compiled graphs that this process was asked to capture and, without a word, did not."""
     return _counted("inductor", "cudagraph_skips")

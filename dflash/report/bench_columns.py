@@ -109,10 +109,11 @@ def _speed(group: Group) -> list[Column]:
 def start_up(group: Group) -> Table:
     """Seconds before the first timed step, and when they are won back."""
     columns = [
-        Column("first step", _start_up(lambda found: found.first_step_s)),
+        Column("1st step", _start_up(lambda found: found.first_step_s)),
         Column("build", _start_up(lambda found: found.build_s)),
         Column("warm-up", _start_up(lambda found: found.warm_up_s)),
         Column("compile", _start_up(lambda found: found.compile_s)),
+        Column("cached", _cached),
         Column("capture", _start_up(lambda found: found.capture_s)),
         Column("pays back", _pays_back),
     ]
@@ -246,6 +247,14 @@ def _verdict(group: Group, row: Row) -> str:
 
 def _start_up(figure: Callable[[StartUp], float | None]) -> Callable[[Row], str]:
     return lambda row: "" if row.start_up is None else rough(figure(row.start_up))
+
+
+def _cached(row: Row) -> str:
+    """How many of the graphs that were compiled torch's compile cache held: ``9/9``."""
+    graphs = row.graphs
+    if graphs is None or not graphs.compiled or graphs.cached is None:
+        return ""
+    return f"{graphs.cached}/{graphs.compiled}"
 
 
 def _pays_back(row: Row) -> str:

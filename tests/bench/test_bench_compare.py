@@ -283,6 +283,17 @@ def test_another_machine_is_told_and_never_judged_unasked() -> None:
     assert change(found).regression is False
 
 
+def test_a_compile_cache_that_held_more_is_told() -> None:
+    held = measured("graphed").graphs
+    assert held is not None
+    old = measured("graphed", graphs=held.model_copy(update={"compiled": 9, "cached": 0}))
+    one, other = bench(measured("eager"), old), bench(measured("eager"), measured("graphed"))
+    told = "graphs that torch's compile cache held: 0 of 9 before, 7 of 9 after"
+    assert told in compared(one, other).differences
+    unknown = measured("graphed", graphs=held.model_copy(update={"compiled": None, "cached": None}))
+    assert not compared(bench(measured("eager"), unknown), other).differences
+
+
 def test_versions_options_weather_and_interruptions_are_told() -> None:
     one = sample()
     packages = ENVIRONMENT.packages | {"torch": "2.12.1"}

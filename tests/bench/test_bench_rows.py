@@ -1,6 +1,10 @@
 """What a row says of a process: also of one that failed, and by the devices that the case uses."""
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,6 +56,35 @@ def test_what_is_counted_after_the_first_step_is_unknown_before_it() -> None:
     after = counters.graphs()
     assert (before.recompiles, before.captured_late) == (None, None)
     assert (after.recompiles, after.captured_late) == (0, 0)
+
+
+COUNT = """
+import torch
+from dflash_bench.counters import Counters
+
+counters = Counters(torch.device("cpu"))
+counts = lambda: (counters.graphs().compiled, counters.graphs().cached)
+print(*counts())
+torch.compile(lambda x: torch.sin(x) + 1)(torch.ones(8))
+print(*counts())
+torch.compile(lambda x: x + 1, backend="eager")(torch.ones(8))
+print(*counts())
+"""
+
+
+def test_what_the_compile_cache_held_is_counted(tmp_path: Path) -> None:
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", COUNT],
+            env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        ).stdout.split("\n")[:3]
+        for _ in range(2)
+    ]
+    assert found == [["0 0", "1 0", "2 0"], ["0 0", "1 1", "2 1"]]
 
 
 def test_what_goes_on_while_steps_are_timed_is_told() -> None:

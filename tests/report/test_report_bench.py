@@ -43,8 +43,9 @@ def test_lines_stay_narrow_and_say_what_happened_to_every_mode() -> None:
 def test_lines_say_start_up_memory_and_counts_apart_from_speed() -> None:
     lines = bench_lines(sample())
     assert line_of(lines, "warmed", after="start-up s") == [
-        "warmed", "31.6", "9.25", "20.1", "15.2", "1.50", "1,234", "steps"
+        "warmed", "31.6", "9.25", "20.1", "15.2", "7/9", "1.50", "1,234", "steps"
     ]  # fmt: skip
+    assert line_of(lines, "eager", after="start-up s")[1:] == ["31.6", "9.25", "20.1"]
     assert line_of(lines, "reduce-overhead", after="start-up s")[1:] == ["44.0", "9.00", "33.0"]
     memory = line_of(lines, "warmed", after="memory GiB")
     assert memory == ["warmed", "23.5", "25.1", "4.40", "27.2", "3.90", "26.0"]

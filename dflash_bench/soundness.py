@@ -23,6 +23,7 @@ def unsound(bench: Bench) -> str:
     """The first number that no bench can have, with its place and the rule; "" if all can be."""
     rules = (
         _numbers(bench),
+        _lines(bench),
         _names(bench),
         _turns(bench),
         _spreads(bench),
@@ -56,6 +57,19 @@ def _names(bench: Bench) -> Iterator[str]:
         for name in (one.row, one.baseline):
             if name not in names:
                 yield f"comparisons.{at} is about {name}, which is no row"
+
+
+def _lines(bench: Bench) -> Iterator[str]:
+    """Names and versions stand in the middle of a sentence; an error's own words need not."""
+    named: list[tuple[str, str | None]] = [("device", bench.device), ("commit", bench.commit)]
+    named += [("environment.packages", name) for name in bench.environment.packages]
+    named += [(f"environment.packages.{k}", v) for k, v in bench.environment.packages.items()]
+    named += [("shapes", name) for name in bench.shapes]
+    for at, row in enumerate(bench.rows):
+        named += [(f"rows.{at}.{key}", getattr(row, key)) for key in ("case", "mode", "unit")]
+    for place, name in named:
+        if name is not None and "\n" in name:
+            yield f"{place} is {name!r}, and must be one line"
 
 
 def _leaves(place: str, value: object) -> Numbers:

@@ -51,12 +51,12 @@ class Child:
         context = multiprocessing.get_context("spawn")
         self._pipe, self._theirs = context.Pipe()
         handle, stacks = tempfile.mkstemp(prefix="dflash-bench-", suffix=".stacks")
-        os.close(handle)
-        self._stacks = Path(stacks)
+        self._stacks = os.fdopen(handle, encoding="utf-8", errors="replace")
+        self._stacks_at = Path(stacks)
         self._process = context.Process(
             target=serve,
             args=(self._theirs, make),
-            kwargs={"stacks": self._stacks, "parent": os.getpid()},
+            kwargs={"stacks": self._stacks_at, "parent": os.getpid()},
             name=name,
         )
 
@@ -95,6 +95,7 @@ class Child:
         """Wait until it has imported what it needs: it then does nothing until it is to build."""
         if self.failure is None and not self._loaded_at:
             self._loaded_at = self._receive("load")[0]
+            self._stacks_at.unlink(missing_ok=True)  # both have it open
 
     def build(self) -> None:
         """Let the process build, without waiting for it."""
@@ -171,7 +172,8 @@ class Child:
             if self._process.is_alive():
                 self._process.kill()
                 self._process.join()
-        self._stacks.unlink(missing_ok=True)
+        self._stacks.close()
+        self._stacks_at.unlink(missing_ok=True)
 
     def _ask(self, order: Order) -> tuple[float, Any]:
         self._send(order)
@@ -220,7 +222,8 @@ class Child:
                 os.kill(self._process.pid, signal.SIGABRT)
                 self._process.join(STACKS_S)
         self._process.kill()
-        return self._stacks.read_text(encoding="utf-8", errors="replace")[:STACKS_CHARS]
+        self._stacks.seek(0)
+        return self._stacks.read(STACKS_CHARS)
 
 
 def make_ready(

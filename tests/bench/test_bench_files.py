@@ -103,6 +103,9 @@ def test_a_file_that_lacks_what_is_always_written_is_no_empty_bench(
         ("comparisons.0.row", "nobody", "is about nobody, which is no row"),
         ("rows.1.mode", "eager", "is the second one of"),
         ("shapes", {}, "has no made-up-3072, at which rows.0 was measured"),
+        ("device", "a GPU\nof two lines", r"is 'a GPU\\nof two lines', and must be one line"),
+        ("rows.0.mode", "ea\nger", r"is 'ea\\nger', and must be one line"),
+        ("environment.packages.torch", "2\n", "must be one line"),
     ],
 )
 def test_a_number_that_no_bench_has_is_named_by_its_place(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -44,6 +45,16 @@ def test_turns_go_there_and_back(tmp_path: Path) -> None:
     assert [child.turns for child in children] == [[[1.0, 2.0]] * 4] * 2
     assert all(child.facts["finished"] and child.failure is None for child in children)
     assert len({os.getpid(), *(child.facts["process"] for child in children)}) == 3
+
+
+def test_a_bench_that_is_killed_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Child("sound", partial(Sound, "sound", tmp_path / "log"), limit_s=20.0) as child:
+        child.start()
+        child.load()
+        assert not list(tmp_path.glob("*.stacks"))
 
 
 def test_a_subject_that_dies_in_any_way_is_a_failure_and_the_rest_goes_on(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class Failed(_Facts):
 
     type: str = Field(description="of the exception, or Hang or ProcessDied")
     message: str = Field(description="first line, as the user sees it")
-    during: str = Field(description="build, prepare, turn or finish")
+    during: str = Field(description="load, build, prepare, settle, turn, bare or finish")
     slug: str = Field(default="", description="the failure mode, as dflash explain knows it")
     traceback: str = ""
 

@@ -194,6 +194,8 @@ def _broken(rule: Rule, change: Change) -> bool | None:
     """Whether the change is too much; None where it could as well be none at all."""
     if change.before is None or change.after is None:
         return None
+    if math.isnan(change.after):
+        return not math.isnan(change.before)
     moved = _moved(change.before, change.after)
     if change.ratio is None:
         if not rule.relative:

@@ -1,6 +1,6 @@
 """A clock for pytest-benchmark that goes by what a case's own process measured on its device."""
 
-from dflash_bench.turns import Child
+from dflash_bench.child import Child
 
 
 class DeviceClock:

@@ -16,6 +16,11 @@ LEAST_FILL = 0.7
 """Of varying batches: real tokens of T."""
 
 
+def numbered_seed(seed: int, number: int) -> int:
+    """A seed for each number of something that is drawn; torch takes what 64 bits hold."""
+    return (seed * 1_000_003 + number) % 2**63
+
+
 def document_bounds(shape: BenchShape, lengths: Lengths, number: int, *, seed: int) -> list[int]:
     """Return where the documents of batch *number* begin and end: 0 first, the real tokens last.
 
@@ -25,7 +30,7 @@ def document_bounds(shape: BenchShape, lengths: Lengths, number: int, *, seed: i
     if lengths == "fixed":
         length = shape.token_budget // shape.num_documents
         return [*range(0, length * shape.num_documents, length), shape.token_budget]
-    random = torch.Generator().manual_seed(seed * 1_000_003 + number)
+    random = torch.Generator().manual_seed(numbered_seed(seed, number))
     share = LEAST_FILL + (1 - LEAST_FILL) * float(torch.rand((), generator=random))
     num_real = max(2 * shape.num_documents, int(share * shape.token_budget))
     parts = torch.rand(shape.num_documents, generator=random)

@@ -8,7 +8,7 @@ from typing import Literal
 from dflash.measurement import Bench, Comparison, Estimate, Row
 from dflash_bench.expressions import Expectation
 from dflash_bench.figures import FIGURES
-from dflash_bench.statistics import exp, step_interval
+from dflash_bench.statistics import MIN_PAIRS, exp, step_interval
 
 State = Literal["met", "missed", "unclear"]
 
@@ -67,21 +67,27 @@ def _figures(wanted: Expectation, bench: Bench) -> Iterator[Outcome]:
                 why = f"{row.name}: it has no {wanted.figure} here"
                 yield Outcome(wanted.text, "unclear", why)
             continue
-        yield _judged(wanted, _interval(row, wanted.figure or "", value), where=row.name)
+        found = _interval(row, wanted.figure or "", value)
+        if found is None:
+            why = f"{row.name}: {len(row.turns_ms)} turns; an interval takes {MIN_PAIRS}"
+            yield Outcome(wanted.text, "unclear", why)
+            continue
+        yield _judged(wanted, found, where=row.name)
 
 
-def _interval(row: Row, figure: str, value: float) -> Estimate:
+def _interval(row: Row, figure: str, value: float) -> Estimate | None:
+    """None where it takes more turns to have one."""
     if figure == "per_s" and row.per_s is not None:
         return row.per_s
     if figure == "step_ms":
-        found = step_interval(row.turns_ms, median=value)
-        if found is not None:
-            return found
+        return step_interval(row.turns_ms, median=value)
     return Estimate(value=value, low=value, high=value)
 
 
 def _judged(wanted: Expectation, found: Estimate, *, where: str) -> Outcome:
     ends = {wanted.holds(end) for end in (found.low, found.value, found.high)}
+    if wanted.comparison == "==" and found.low <= wanted.number <= found.high > found.low:
+        ends = {True, False}
     state: State = "unclear" if len(ends) > 1 else "met" if ends == {True} else "missed"
     figures = f"{found.value:.4g}"
     if found.low != found.high:

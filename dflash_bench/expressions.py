@@ -178,6 +178,8 @@ class _Scanner:
     def figure(self, first: str, at: int, modes: Collection[str]) -> tuple[str | None, str]:
         """The mode, if *first* is one with a dot behind it, and the figure."""
         if not self.skip(_DOT):
+            if first in self._figures:
+                return None, first
             if first in modes or first in self._unmeasured:
                 first = self.known(first, at, modes, what="mode")
                 hint = f"{first}/OTHER compares speeds, {first}.step_ms is a figure of one mode"

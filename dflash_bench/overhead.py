@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 
 from dflash.measurement import Estimate
+from dflash_bench.child import Child
 from dflash_bench.statistics import LOOKS, compare_turns, is_enough
-from dflash_bench.turns import Child
 from dflash_bench.weather import Watch
 
 PRECISION = 0.01

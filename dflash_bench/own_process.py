@@ -11,8 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from dflash_bench.samples import GIB
 from dflash_bench.subjects import Facts, Subject, known_of
-from dflash_bench.weather import GIB, Watch
+from dflash_bench.weather import Watch
 
 
 class Numbered:
@@ -28,6 +29,7 @@ class Numbered:
     def __init__(self, make: Callable[[], Subject], *, devices: Sequence[str]) -> None:
         self._make = make
         self._devices = devices
+        self._uuids = Watch(devices).uuids  # found out once, by whoever starts the process
 
     def __call__(self) -> "Numbered":
         self._subject = self._make()
@@ -38,7 +40,7 @@ class Numbered:
 
     def build(self) -> Facts:
         """Open the GPU, then build the subject."""
-        self._watch = Watch(self._devices)
+        self._watch = Watch(self._devices, uuids=self._uuids)
         self._number = self._open() if self._devices[0].startswith("cuda") else None
         return {"gpu_process": self._number, **self._subject.build()}
 

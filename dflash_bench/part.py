@@ -8,6 +8,7 @@ from functools import partial
 
 from dflash.measurement import Comparison, Estimate, Row, Verdict
 from dflash_bench.cases._case import Case, Setting
+from dflash_bench.child import Child, state_of
 from dflash_bench.grouping import CONTEXT_GIB, ON_CPU, ON_GPU, Grouping, group_modes
 from dflash_bench.overhead import overhead_share
 from dflash_bench.own_process import Numbered
@@ -22,11 +23,10 @@ from dflash_bench.statistics import (
     slow_steps_count,
 )
 from dflash_bench.timing import MatrixProduct, matrix_tflops
-from dflash_bench.turns import Child, keep_what_is_known, make_ready, state_of, take_turns
+from dflash_bench.turns import keep_what_is_known, make_ready, take_turns
 from dflash_bench.weather import Watch
 
 PRODUCT = "matrix product"
-OUT_OF_MEMORY = "OutOfMemoryError"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,18 +106,26 @@ class Part:
             self._finish([PRODUCT])
 
     def _crowded_out(self, grouping: Grouping) -> list[str]:
-        """Modes that ran out of memory beside others, to be measured anew by themselves."""
-        found = []
-        for group in grouping.together:
-            for mode in group:
-                failure = self._children[mode].failure
-                if failure is not None and failure.type == OUT_OF_MEMORY:
-                    self._notes[mode] = (
-                        f"it ran out of memory beside {grouping.baseline}, so it was measured alone"
-                    )
-                    self._crowded.append(self._children.pop(mode))
-                    self._pairings.pop(mode, None)
-                    found.append(mode)
+        """Modes that ran out of memory beside others, to be measured anew by themselves.
+
+        Nothing is compared with a baseline that did: it has no turns beside theirs.
+        """
+        baseline, found = grouping.baseline, []
+        beside = [mode for group in grouping.together for mode in group]
+        for mode in [baseline, *beside] if beside else []:
+            failure = self._children[mode].failure
+            if failure is None or not failure.out_of_memory:
+                continue
+            others = "others" if mode == baseline else baseline
+            self._notes[mode] = f"it ran out of memory beside {others}, so it was measured alone"
+            if mode == baseline:
+                self._notes[mode] += " and nothing is compared with it"
+                self._pairings.clear()
+            self._pairings.pop(mode, None)
+            self._finished.discard(mode)
+            self._crowded.append(self._children.pop(mode))
+            self._crowded[-1].close()  # its end may take seconds, in which it holds what it has
+            found.append(mode)
         return found
 
     def rows(self) -> list[Row]:
@@ -236,6 +244,8 @@ class Part:
         product = self._children.get(PRODUCT)
         turning = [*beside, *members, *([] if product is None else [product])]
         begin = len(beside[0].turns) if beside else 0
+        if begin:
+            beside[0].restart()  # its turns are paired with the group's, of the same batches
         pairings = {name: _Pairing(self._children[name], begin) for name in group}
         if beside:
             self._pairings |= pairings

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dflash.measurement import Failed, Memory, Row, StartUp, Verdict
+from dflash.measurement import Estimate, Failed, Memory, Row, StartUp, Verdict
 from dflash_bench.cases._case import Case, Setting
+from dflash_bench.child import Child
 from dflash_bench.slugs import slug_of
 from dflash_bench.statistics import rate, spread
 from dflash_bench.subjects import Failure
-from dflash_bench.turns import Child
 
 ENOUGH_FOR_A_RATE = 2
 """Timed steps: one has no spread."""
@@ -102,13 +102,9 @@ def _named(case: Case, setting: Setting) -> dict[str, Any]:
 
 def _speed(case: Case, setting: Setting, child: Child, *, beside: Beside) -> dict[str, Any]:
     times_ms = [time_ms for turn in child.turns for time_ms in turn]
-    units = child.facts.get("units")
-    if isinstance(units, list):
-        units = units[: len(times_ms)] if len(units) >= len(times_ms) else None
-    rated = units is not None and has_a_rate(child)
     found: dict[str, Any] = {
         "step_ms": spread(times_ms),
-        "per_s": rate(child.turns, units) if units is not None and rated else None,
+        "per_s": _rate(child) if has_a_rate(child) else None,
     }
     flop = case.flop(setting) if setting.lengths == "fixed" else None
     if flop is not None:
@@ -117,6 +113,19 @@ def _speed(case: Case, setting: Setting, child: Child, *, beside: Beside) -> dic
         if beside.matrix_tflops is not None and "cpu" not in devices:
             found["matrix_share"] = found["model_tflops"] / len(devices) / beside.matrix_tflops
     return found
+
+
+def _rate(child: Child) -> Estimate | None:
+    """Units a second; None where it is not known what every step was worth."""
+    num = sum(map(len, child.turns))
+    units = child.facts.get("units")
+    worth = [units] * num if isinstance(units, int | float) else list(units or ())[:num]
+    weights = list(child.facts.get("weights", [1.0] * num))[:num]
+    if len(worth) < num or len(weights) < num:
+        return None
+    of_each = iter(weights)
+    whole_ms = [[time_ms * next(of_each) for time_ms in turn] for turn in child.turns]
+    return rate(whole_ms, [unit * weight for unit, weight in zip(worth, weights, strict=True)])
 
 
 def _start_up(child: Child, beside: Beside) -> StartUp | None:

@@ -1,12 +1,13 @@
 """Whether two benches measured the same thing, and what else differs between them."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from dflash.errors import UsageError
 from dflash.measurement import Bench
 
-SAME_OPTIONS = ("matmul", "drafters", "target_device")
-"""What must be equal for two benches to have measured the same thing."""
+SAME_OPTIONS = ("matmul", "drafters")
+"""What must be equal for two benches to have measured the same thing, as must how drafters and
+target share devices."""
 
 
 def refuse_others(before: Bench, after: Bench, *, judged: bool) -> None:
@@ -31,12 +32,12 @@ def refuse_others(before: Bench, after: Bench, *, judged: bool) -> None:
                 f"the two did not measure the same: {key} is {one} before and {other} after",
                 hint="call the later one as the earlier one was: " + before.command,
             )
-    one, other = _layout(before), _layout(after)
-    if one != other:
+    if _layout(before) != _layout(after):
+        one, other = (", ".join(_places(bench)) for bench in (before, after))
         raise UsageError(
-            f"the two did not measure the same: drafters share devices as {one} before and as"
-            f" {other} after",
-            hint="--device says on which device each drafter is",
+            "the two did not measure the same: devices are shared in another way; the drafters'"
+            f" and then the target's: {one} before and {other} after",
+            hint="--device says where the drafters are, --target-device where the target is",
         )
     if judged and before.device != after.device:
         raise UsageError(
@@ -45,10 +46,21 @@ def refuse_others(before: Bench, after: Bench, *, judged: bool) -> None:
         )
 
 
-def _layout(bench: Bench) -> list[int]:
-    """Which drafters are on one device, whatever the devices are called."""
-    devices = list(bench.options.get("devices", ()))
-    return [devices.index(device) for device in devices]
+def _places(bench: Bench) -> list[str]:
+    """The devices of the drafters, and last the target's; [] where nobody noted them."""
+    drafters = [str(device) for device in bench.options.get("devices", ())]
+    target = str(bench.options.get("target_device", "auto"))
+    return [*drafters, drafters[0] if target == "auto" else target] if drafters else []
+
+
+def _layout(bench: Bench) -> list[tuple[int, bool]]:
+    """Which of them are on one device, and on one of the first drafter's kind, whatever the devices
+    are called."""
+    places = _places(bench)
+    kinds = [place.partition(":")[0] for place in places]
+    return [
+        (places.index(place), kind == kinds[0]) for place, kind in zip(places, kinds, strict=True)
+    ]
 
 
 def differences(before: Bench, after: Bench) -> Iterator[str]:
@@ -66,11 +78,13 @@ def differences(before: Bench, after: Bench) -> Iterator[str]:
     ]
     names = sorted(old.packages.keys() | new.packages.keys())
     facts += [(name, old.packages.get(name), new.packages.get(name)) for name in names]
-    names = sorted((before.options.keys() | after.options.keys()) - {*SAME_OPTIONS})
+    looked_at = {*SAME_OPTIONS, "target_device"}
+    names = sorted((before.options.keys() | after.options.keys()) - looked_at)
     facts += [
         (f"option {name}", before.options.get(name), after.options.get(name)) for name in names
     ]
-    held = _held_by_cache(before), _held_by_cache(after)
+    both = {row.name for row in before.rows} & {row.name for row in after.rows}
+    held = _held_by_cache(before, both), _held_by_cache(after, both)
     if all(held):
         facts.append(("graphs that torch's compile cache held", *held))
     for name, one, other in facts:
@@ -78,9 +92,10 @@ def differences(before: Bench, after: Bench) -> Iterator[str]:
             yield f"{name}: {one} before, {other} after"
 
 
-def _held_by_cache(bench: Bench) -> str:
+def _held_by_cache(bench: Bench, names: Collection[str]) -> str:
     """``0 of 12``: it decides how long a start takes; "" where nothing was compiled or counted."""
-    counts = [row.graphs for row in bench.rows if row.graphs is not None]
+    rows = [row for row in bench.rows if row.name in names]
+    counts = [row.graphs for row in rows if row.graphs is not None]
     compiled = sum(each.compiled or 0 for each in counts)
     if not compiled or any(each.cached is None for each in counts):
         return ""

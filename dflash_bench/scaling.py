@@ -9,7 +9,7 @@ from dflash.train.memory import GIB
 from dflash_bench.cases import all_cases
 from dflash_bench.cases._case import Lengths
 from dflash_bench.session import BenchPlan, run_bench, setting_of, settled_devices
-from dflash_bench.shape_rules import step_of
+from dflash_bench.shape_rules import MOST_DRAFTERS, step_of
 from dflash_bench.shapes import BenchShape
 from dflash_bench.statistics import fit_exponent
 from dflash_bench.swept import Over, check_values, swept_shape
@@ -17,7 +17,7 @@ from dflash_bench.swept import Over, check_values, swept_shape
 MIN_POINTS = 3
 """Of an exponent: two points lie on any line."""
 
-FARTHEST = {"token_budget": 2**21, "num_anchors": 2**18, "drafters": 64}
+FARTHEST = {"token_budget": 2**21, "num_anchors": 2**18, "drafters": MOST_DRAFTERS}
 """How far a wall is looked for; documents take no memory."""
 
 
@@ -172,7 +172,10 @@ class _Sweep:
             planned = self.planned_gib(number * step)
             return planned is None or planned + OUTSIDE_BYTES / GIB <= room_gib
 
-        low, high = 0, FARTHEST[self.over] // step
+        farthest = FARTHEST[self.over]
+        if self.over == "num_anchors":
+            farthest = min(farthest, self.shape.token_budget)  # more than tokens there cannot be
+        low, high = 0, farthest // step
         if fits(high):
             return None
         while high - low > 1:

@@ -94,7 +94,8 @@ def run_bench(plan: BenchPlan, *, say: Callable[[str], None]) -> Bench:
     here = environment()
     parts: list[Part] = []
     complete = True
-    with Watch(_used(plan, devices)) as watch:
+    measured = _measured_on(plan, cases, devices)
+    with Watch(measured) as watch:
         try:
             for part in _parts(plan, cases, devices=devices, watch=watch, say=say):
                 parts.append(part)
@@ -111,7 +112,7 @@ def run_bench(plan: BenchPlan, *, say: Callable[[str], None]) -> Bench:
         complete=complete,
         wall_s=round(time.monotonic() - started, 3),
         environment=here,
-        device=_device_name(devices[0], here),
+        device=_device_name(measured, here, watch),
         shapes={shape.name: shape.record() for shape in plan.shapes},
         options=_options(plan, devices),
         matrix_tflops=_median([part.matrix_tflops for part in parts]),
@@ -196,6 +197,7 @@ def _parts(
                 one = setting_of(plan, case, shape=shape, lengths=lengths, devices=devices)
                 settings = {mode: replace(one, mode=mode) for mode in modes}
                 if settings:
+                    watch.look_at(case.devices(one))
                     say(f"{case.name} at {shape.name}, {lengths} lengths")
                     yield Part(case=case, settings=settings, limits=limits, watch=watch, say=say)
 
@@ -234,11 +236,26 @@ def _options(plan: BenchPlan, devices: tuple[str, ...]) -> dict[str, Any]:
     return {**chosen, "devices": list(devices)}
 
 
-def _device_name(device: str, here: Environment) -> str:
-    if device == "cpu":
+def _measured_on(
+    plan: BenchPlan, cases: tuple[Case, ...], devices: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Where the cases run; what only others of the plan's devices do is nobody's weather."""
+    shapes, lengths = plan.shapes[:1], plan.lengths[0]
+    settings = [
+        (case, setting_of(plan, case, shape=shape, lengths=lengths, devices=devices))
+        for case in cases
+        for shape in shapes
+    ]
+    found = dict.fromkeys(device for case, one in settings for device in case.devices(one))
+    return tuple(found) or devices
+
+
+def _device_name(measured: tuple[str, ...], here: Environment, watch: Watch) -> str:
+    """Of the first GPU that is measured, else of the CPU."""
+    gpus = [device for device in measured if device != "cpu"]
+    if not gpus:
         return f"{platform.processor() or platform.machine()} CPU, {here.cpu_cores} cores"
-    index = int(device.partition(":")[2])
-    return here.gpus[index].name if index < len(here.gpus) else device
+    return watch.gpu_name(gpus[0]) or gpus[0]
 
 
 def _median(figures: list[float | None]) -> float | None:

@@ -47,7 +47,7 @@ def key_of(item: str) -> str:
         UsageError: it is none.
     """
     key, sign, _ = item.partition("=")
-    if not sign:
+    if not sign or not key.strip():
         raise UsageError(f"--set {item} is no override", hint="write key=value: token_budget=8192")
     return key.strip()
 

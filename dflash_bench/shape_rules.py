@@ -13,6 +13,8 @@ from dflash.data.packing import MIN_PIECE_TOKENS
 SIZES = ("token_budget", "num_anchors", "num_documents")
 """Of a batch."""
 
+MOST_DRAFTERS = 64
+
 ABOVE_ZERO = ("rope_theta", "rms_norm_eps")
 
 
@@ -30,6 +32,8 @@ def broken_rule(size: str, value: int, *, token_budget: int, block_size: int) ->
         return f"it comes in multiples of {step}"
     if size == "num_anchors" and value > token_budget:
         return f"{token_budget} tokens have at most as many anchors"
+    if size == "drafters" and value > MOST_DRAFTERS:
+        return f"at most {MOST_DRAFTERS} threads train beside each other"
     most = token_budget // MIN_PIECE_TOKENS
     if size == "num_documents" and value > most:
         return f"{token_budget} tokens hold at most {most} documents of {MIN_PIECE_TOKENS}"

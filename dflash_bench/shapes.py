@@ -60,7 +60,7 @@ def named_shape(name: str, overrides: Sequence[str] = ()) -> BenchShape:
     """
     read = read_shape(name, overrides)
     return BenchShape(
-        name=":".join([name, *overrides]),
+        name=_name(name, overrides),
         drafter=read.drafter,
         token_budget=read.token_budget,
         num_anchors=num_anchors_for(read.token_budget, read.anchor_density, read.drafter.block_size)
@@ -68,6 +68,13 @@ def named_shape(name: str, overrides: Sequence[str] = ()) -> BenchShape:
         else read.num_anchors,
         num_documents=read.num_documents,
     )
+
+
+def _name(name: str, overrides: Sequence[str]) -> str:
+    """``tiny:token_budget=8192``, on one line however the overrides are written."""
+    parts = (item.partition("=") for item in overrides)
+    told = [f"{key.strip()}={' '.join(value.split())}" for key, _, value in parts]
+    return ":".join([" ".join(name.split()), *told])
 
 
 def shape_of_config(path: Path, overrides: Sequence[str] = ()) -> BenchShape:
@@ -87,7 +94,7 @@ def shape_of_config(path: Path, overrides: Sequence[str] = ()) -> BenchShape:
     target = read_sizes(config.target)
     budget, block_size = config.data.token_budget, config.drafter.block_size
     return BenchShape(
-        name=":".join([path.stem, *overrides]),
+        name=_name(path.stem, overrides),
         drafter=shape_for(
             target.config,
             config.drafter,

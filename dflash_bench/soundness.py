@@ -24,6 +24,7 @@ def unsound(bench: Bench) -> str:
     rules = (
         _numbers(bench),
         _lines(bench),
+        _counts(bench),
         _names(bench),
         _turns(bench),
         _spreads(bench),
@@ -70,6 +71,16 @@ def _lines(bench: Bench) -> Iterator[str]:
     for place, name in named:
         if name is not None and "\n" in name:
             yield f"{place} is {name!r}, and must be one line"
+
+
+def _counts(bench: Bench) -> Iterator[str]:
+    """Parts that are more than their whole."""
+    parts = (("cached", "compiled"), ("captured_late", "captured"))
+    for at, row in enumerate(bench.rows):
+        for part, whole in parts:
+            few, most = getattr(row.graphs, part, None), getattr(row.graphs, whole, None)
+            if few is not None and few > (most or 0):
+                yield f"rows.{at}.graphs.{part} is {few}, and {whole} {most}"
 
 
 def _leaves(place: str, value: object) -> Numbers:

@@ -241,7 +241,10 @@ def _picks(count: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
 
 
 def _block(count: int) -> int:
-    """Pairs in a block; even, so that what changes its sign from pair to pair cancels."""
+    """Pairs in a block; even, so that what changes its sign from pair to pair cancels. One where
+    so few are there that blocks of two would all be the same."""
+    if count < MIN_PAIRS:
+        return 1
     return 2 if count < 24 else 4 if count < 48 else 6  # noqa: PLR2004 - about the cube root
 
 

@@ -9,6 +9,7 @@ from dflash.drafter.model import Drafter
 from dflash.drafter.training import BlockLoss, StepInputs
 from dflash.train.adamw import AdamSettings
 from dflash.train.step import TrainStep
+from dflash_bench.documents import numbered_seed
 from dflash_bench.shapes import BenchShape
 
 Tables = tuple[Tensor, Tensor]
@@ -55,7 +56,7 @@ def make_step(
     settings = AdamSettings(betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip_norm=1.0)
     dtype = dtype_of(device)
     step = TrainStep(loss, settings, token_budget=shape.token_budget, features_dtype=dtype)
-    random = torch.Generator(device).manual_seed(seed * 1_000_003 + data_seed + 1)
+    random = torch.Generator(device).manual_seed(numbered_seed(seed, data_seed + 1))
     inputs = random_inputs(shape, device=device, dtype=dtype, generator=random)
     for name, tensor in inputs._asdict().items():
         step.inputs[name].copy_(tensor)

@@ -1,7 +1,7 @@
 """What one process measures, and how it carries out orders there.
 
 Knows nothing of what is measured, and nothing of the process that gives the orders
-(``dflash_bench.turns``).
+(``dflash_bench.child``).
 """
 
 import faulthandler
@@ -19,19 +19,22 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from dflash.diagnose.child import stay_with
+from dflash.diagnose.launch import MEMORY
+from dflash.errors import DeviceMemoryError
 
 Facts = dict[str, Any]
-Order = Literal["load", "build", "prepare", "settle", "turn", "bare", "so_far", "finish"]
+Order = Literal["load", "build", "prepare", "settle", "restart", "turn", "bare", "so_far", "finish"]
 
 
 class Subject(Protocol):
     """What one process measures; everything it returns is picklable.
 
-    It is made, with all that this imports, before it is to build. It may have three methods more.
+    It is made, with all that this imports, before it is to build. It may have four methods more.
     ``settle`` runs untimed steps after ``prepare``, alone on the device, and returns their
-    milliseconds; ``bare`` is a turn without measuring its steps one by one, the mean step of which
-    it returns. ``so_far`` tells what is known by now, and takes no time and changes nothing: it is
-    asked when a bench is interrupted, and when an order has failed.
+    milliseconds; ``restart`` lets the next turn be made of what the first was; ``bare`` is a turn
+    without measuring its steps one by one, the mean step of which it returns. ``so_far`` tells what
+    is known by now, and takes no time and changes nothing: it is asked when a bench is interrupted,
+    and when an order has failed.
     """
 
     def build(self) -> Facts:
@@ -54,6 +57,7 @@ class Failure:
     Attributes:
         during: the order that it did not carry out.
         known: what it could still tell.
+        out_of_memory: it was short of memory, of a device or the host.
     """
 
     type: str
@@ -61,6 +65,7 @@ class Failure:
     during: Order
     trace: str = ""
     known: Facts = field(default_factory=dict)
+    out_of_memory: bool = False
 
 
 def known_of(subject: object) -> Facts:
@@ -70,6 +75,38 @@ def known_of(subject: object) -> Facts:
     return {}
 
 
+def failure_of(error: BaseException, during: Order, *, known: Facts) -> Failure:
+    """What *error* makes of the order that it ended."""
+    return Failure(
+        type(error).__name__,
+        next(iter(str(error).splitlines()), ""),
+        during,
+        "".join(traceback.format_exception(error)),
+        known,
+        out_of_memory=any(map(_lacks_memory, _chain(error))),
+    )
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """*error* and all that it came of."""
+    found: list[BaseException] = []
+    open_ends: list[BaseException | None] = [error]
+    while open_ends:
+        each = open_ends.pop()
+        if each is not None and each not in found:
+            found.append(each)
+            open_ends += [each.__cause__, each.__context__]
+    return found
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether *error* by itself says so; torch's own is known by its name."""
+    if isinstance(error, DeviceMemoryError | MemoryError):
+        return True
+    text = str(error).lower()
+    return type(error).__name__ == "OutOfMemoryError" or any(words in text for words in MEMORY)
+
+
 def serve(pipe: Connection, make: Callable[[], Subject], *, stacks: Path, parent: int) -> None:
     """Carry out orders until the pipe closes; runs in the child."""
     _leave_signals_to_the_parent()
@@ -77,6 +114,7 @@ def serve(pipe: Connection, make: Callable[[], Subject], *, stacks: Path, parent
     os.dup2(2, 1)  # results on stdout are the parent's to print
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.enable(stacks.open("w"), all_threads=True)
+    stacks.unlink(missing_ok=True)  # the parent has it open too: nothing is left if both are killed
     subject: Subject | None = None
     while True:
         try:
@@ -89,9 +127,7 @@ def serve(pipe: Connection, make: Callable[[], Subject], *, stacks: Path, parent
             subject = subject or make()
             answer = known_of(subject) if order == "so_far" else _carry_out(subject, order)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a row of the table
-            message = next(iter(str(error).splitlines()), "")
-            trace = "".join(traceback.format_exception(error))
-            answer = Failure(type(error).__name__, message, order, trace, known_of(subject))
+            answer = failure_of(error, order, known=known_of(subject))
         with suppress(OSError):  # nobody waits for it any more
             pipe.send((time.time(), order, answer))
         if isinstance(answer, Failure):

@@ -14,11 +14,11 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from dflash.environment import environment
 from dflash_bench.cases import all_cases
 from dflash_bench.cases._case import Case, Setting
+from dflash_bench.child import Child, state_of
 from dflash_bench.conftest import Asked
 from dflash_bench.device_clock import TimedSteps, device_clock
 from dflash_bench.planned import dtype_on
 from dflash_bench.rows import Beside, row_of
-from dflash_bench.turns import Child
 
 TURN_STEPS = 5
 LIMIT_S = 600.0
@@ -54,6 +54,8 @@ def test_case(benchmark: BenchmarkFixture, *, case: Case, mode: str, asked: Aske
         )  # a case has its own untimed steps before every turn
         steps.forget_the_rest()
         child.finish()
+        if child.failure is not None:
+            pytest.fail(state_of(child))
         benchmark.extra_info.update(_figures(case, setting, child))
 
 

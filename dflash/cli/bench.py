@@ -11,7 +11,7 @@ from dflash.cli import bench_options as option
 from dflash.cli.bench_reports import BenchReports, exit_code
 from dflash.cli.interrupts import sigterm_is_ctrl_c
 from dflash.cli.options import JsonOut
-from dflash.cli.output import print_json, print_lines, print_table, talk
+from dflash.cli.output import give_json, json_file, print_lines, print_table, talk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ def bench(  # noqa: PLR0913 - a command's options
     """
     given = locals()
     if schema:
-        _print_schema()
+        _schema(json_out)
         return
     if list_only:
         _list(json_out)
@@ -88,11 +88,11 @@ def _expectations(
     return [parse_expectation(text, groups, others=every) for text in texts]
 
 
-def _print_schema() -> None:
+def _schema(json_out: str | None) -> None:
     from dflash.measurement import Changes
     from dflash_bench.files import file_schema
 
-    print_json({"Bench": file_schema(), "Changes": Changes.model_json_schema()})
+    give_json({"Bench": file_schema(), "Changes": Changes.model_json_schema()}, json_file(json_out))
 
 
 def _list(json_out: str | None) -> None:
@@ -102,10 +102,11 @@ def _list(json_out: str | None) -> None:
 
     cases = all_cases().values()
     shapes = {name: named_shape(name) for name in shape_names()}
-    if json_out == "-":
+    if json_out is not None:
         names = ("name", "help", "modes", "unit")
         facts = [{name: getattr(case, name) for name in names} for case in cases]
-        print_json({"cases": facts, "shapes": {n: shape.record() for n, shape in shapes.items()}})
+        sizes = {name: shape.record() for name, shape in shapes.items()}
+        give_json({"cases": facts, "shapes": sizes}, json_file(json_out))
         return
     lines = [line for case in cases for line in _told(case.name, case.help, modes=case.modes)]
     print_lines(["cases, and their modes with the baseline first", *lines, ""], lambda _: "")

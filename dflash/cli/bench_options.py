@@ -38,7 +38,7 @@ LengthsOf = Annotated[
     list[str] | None,
     typer.Option("--lengths", metavar="fixed|variable", help="of batches; repeatable"),
 ]
-Drafters = Annotated[int, typer.Option(min=1, help="threads with a drafter each")]
+Drafters = Annotated[int, typer.Option(min=1, max=64, help="threads with a drafter each")]
 Devices = Annotated[
     list[str] | None, typer.Option("--device", metavar="D", help="cpu or cuda:N; repeatable")
 ]
@@ -51,8 +51,8 @@ Data = Annotated[
     list[str] | None, typer.Option("--data", metavar="FILE", help="texts or prompts; repeatable")
 ]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="of weights and batches")]
-Steps = Annotated[int, typer.Option(min=1, help="timed steps in a turn")]
-Pairs = Annotated[int, typer.Option(min=1, help="turns of every mode, at least")]
+Steps = Annotated[int, typer.Option(min=1, max=10_000, help="timed steps in a turn")]
+Pairs = Annotated[int, typer.Option(min=1, max=10_000, help="turns of every mode, at least")]
 Precision = Annotated[str, typer.Option(metavar="P%", help="smallest difference that counts")]
 MaxTime = Annotated[
     float,

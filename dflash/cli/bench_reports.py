@@ -1,12 +1,21 @@
 """Where a bench and a comparison go: the screen, or one JSON value, and the files asked for."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash.cli.interrupts import INTERRUPTED_EXIT
-from dflash.cli.output import check_reports, print_json_text, print_lines, talk, write_report
+from dflash.cli.output import (
+    check_reports,
+    check_stdout,
+    json_file,
+    print_json_text,
+    print_lines,
+    raise_first,
+    talk,
+    write_all,
+)
 
 if TYPE_CHECKING:
     from dflash.measurement import Bench, Changes
@@ -34,21 +43,27 @@ class BenchReports:
         """
         files = {"--json": self._json_file, "--markdown": self.markdown, "--html": self.html}
         check_reports(files, read=read)
+        if self.json_out == "-":
+            check_stdout()
 
     def give(self, bench: "Bench", outcomes: "Sequence[Outcome]" = ()) -> None:
         """Write every file, then print *bench* and what became of the expectations.
 
         Raises:
-            UsageError: a file cannot be written.
+            UsageError: a file cannot be written; the others are, and all is printed.
         """
         from dflash.report.bench import bench_lines, style_of
         from dflash.report.bench_html import bench_html
         from dflash.report.bench_markdown import bench_markdown
         from dflash_bench.files import bench_json
 
-        self._write(self._json_file, lambda: bench_json(bench))
-        self._write(self.markdown, lambda: bench_markdown(bench))
-        self._write(self.html, lambda: bench_html(bench))
+        failed = write_all(
+            [
+                (self._json_file, lambda: bench_json(bench)),
+                (self.markdown, lambda: bench_markdown(bench)),
+                (self.html, lambda: bench_html(bench)),
+            ]
+        )
         if self.json_out == "-":
             print_json_text(bench_json(bench))
             for line in outcome_lines(outcomes):
@@ -56,31 +71,30 @@ class BenchReports:
         else:
             told = list(outcome_lines(outcomes))
             print_lines([*bench_lines(bench), *([""] if told else []), *told], style_of)
+        raise_first(failed)
 
     def give_changes(self, changes: "Changes") -> None:
         """Write every file, then print a comparison.
 
         Raises:
-            UsageError: a file cannot be written.
+            UsageError: a file cannot be written; the other is, and all is printed.
         """
         from dflash.report.bench import style_of
         from dflash.report.bench_changes import change_lines, changes_markdown
 
         text = changes.model_dump_json(indent=2) + "\n"
-        self._write(self._json_file, lambda: text)
-        self._write(self.markdown, lambda: changes_markdown(changes))
+        failed = write_all(
+            [(self._json_file, lambda: text), (self.markdown, lambda: changes_markdown(changes))]
+        )
         if self.json_out == "-":
             print_json_text(text)
         else:
             print_lines(change_lines(changes), style_of)
+        raise_first(failed)
 
     @property
     def _json_file(self) -> Path | None:
-        return Path(self.json_out) if self.json_out not in (None, "", "-") else None
-
-    def _write(self, path: Path | None, text: Callable[[], str]) -> None:
-        if path is not None:
-            write_report(path, text())
+        return json_file(self.json_out)
 
 
 def outcome_lines(outcomes: "Sequence[Outcome]") -> Iterator[str]:

@@ -53,6 +53,7 @@ def scaling(  # noqa: PLR0913 - a command's options
     given = locals() | {"profile": False}
     reports = BenchReports(json_out, markdown, html)
     swept = _numbers(values)
+    _refuse_what_is_swept(over, drafters=drafters, sets=sets or [])
     reports.check(*(configs or []), *map(Path, data or []))
     plan = option.bench_plan(given)
     from dflash_bench.scaling import run_scaling
@@ -61,6 +62,19 @@ def scaling(  # noqa: PLR0913 - a command's options
         found = run_scaling(plan, over, swept, say=talk)
     reports.give(found)
     sys.exit(exit_code(found))
+
+
+def _refuse_what_is_swept(over: str, *, drafters: int, sets: list[str]) -> None:
+    from dflash_bench.shape_files import key_of
+
+    given = [f"--set {item}" for item in sets if key_of(item) == over]
+    if over == "drafters" and drafters != 1:
+        given = [f"--drafters {drafters}"]
+    if given:
+        raise UsageError(
+            f"{given[0]} says what --over {over} sweeps",
+            hint="its values are those of --values; leave the other out",
+        )
 
 
 def _numbers(text: str) -> list[int]:

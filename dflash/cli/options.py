@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from dflash.errors import UsageError
+
 DEFAULT_NEW_TOKENS = 256
 
 StoredPath = Annotated[
@@ -29,6 +31,15 @@ MaxNewTokens = Annotated[
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="of sampling")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON value on stdout")]
+
+
+def _is_named(out: str | None) -> str | None:
+    if out == "":
+        raise UsageError("--json names no file, but nothing", hint="name one; - is stdout")
+    return out
+
+
 JsonOut = Annotated[
-    str | None, typer.Option("--json", metavar="FILE|-", help="write JSON; - is stdout")
+    str | None,
+    typer.Option("--json", metavar="FILE|-", help="write JSON; - is stdout", callback=_is_named),
 ]

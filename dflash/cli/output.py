@@ -18,8 +18,35 @@ def print_json(value: object) -> None:
     print_json_text(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def check_stdout() -> None:
+    """Refuse to print a value where stdout was closed before we were started.
+
+    Raises:
+        UsageError: it was.
+    """
+    if getattr(sys.stdout, "name", None) == os.devnull:
+        raise UsageError("stdout is closed, so no JSON can be printed", hint="--json FILE")
+
+
+def give_json(value: object, path: Path | None) -> None:
+    """Write *value* as JSON to *path*; print it where there is none.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    if path is None:
+        print_json(value)
+    else:
+        write_report(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
 def print_json_text(text: str) -> None:
-    """A JSON value as text; what stdout's encoding does not have is escaped as JSON does it."""
+    """A JSON value as text; what stdout's encoding does not have is escaped as JSON does it.
+
+    Raises:
+        UsageError: stdout was closed before we were started.
+    """
+    check_stdout()
     encoding = sys.stdout.encoding or "utf-8"
     try:
         text.encode(encoding)
@@ -90,6 +117,11 @@ def check_reports(files: Mapping[str, Path | None], *, read: Iterable[Path] = ()
                 f"{one} and {other} name one file, {path}, which holds one report",
                 hint="give each report a file of its own",
             )
+
+
+def json_file(out: str | None) -> Path | None:
+    """The file that ``--json`` names, if it names one; "-" is stdout."""
+    return None if out in (None, "-") else Path(out)
 
 
 def check_writable(path: Path) -> None:
@@ -180,6 +212,31 @@ def write_report(path: Path, text: str) -> None:
             raise
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def write_all(reports: Sequence[tuple[Path | None, Callable[[], str]]]) -> Sequence[UsageError]:
+    """Write every report that can be written; what there is to say of the others.
+
+    What was measured is in none of them again: whoever calls shows it, and then raises.
+    """
+    failed = []
+    for path, text in reports:
+        if path is not None:
+            try:
+                write_report(path, text())
+            except UsageError as error:
+                failed.append(error)
+    return failed
+
+
+def raise_first(failed: Sequence[UsageError]) -> None:
+    """Raise one error of all that *failed*, if any did.
+
+    Raises:
+        UsageError: names every one.
+    """
+    if failed:
+        raise UsageError("; ".join(error.what for error in failed), hint=failed[0].hint)
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:

@@ -1,10 +1,19 @@
 """Where a diagnosis goes: the screen, or one JSON value, and the files that were asked for."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash.cli.output import check_reports, print_json_text, print_lines, write_report
+from dflash.cli.output import (
+    check_reports,
+    check_stdout,
+    json_file,
+    print_json_text,
+    print_lines,
+    raise_first,
+    write_all,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,23 +37,25 @@ class Reports:
         """
         files = {"--json": self._json_file, "--junit": self.junit, "--html": self.html}
         check_reports(files, read=read)
+        if self.json_out == "-":
+            check_stdout()
 
     def give(self, found: "Diagnosis") -> None:
         """Write every file, then print *found*: whoever reads the screen may leave.
 
         Raises:
-            UsageError: a file cannot be written.
+            UsageError: a file cannot be written; the others are, and all is printed.
         """
-        for path, made in self._files():
-            write_report(path, made(found))
+        failed = write_all([(path, partial(made, found)) for path, made in self._files()])
         if self.json_out == "-":
             print_json_text(_json(found))
         else:
             _show(found)
+        raise_first(failed)
 
     @property
     def _json_file(self) -> Path | None:
-        return Path(self.json_out) if self.json_out not in (None, "", "-") else None
+        return json_file(self.json_out)
 
     def _files(self) -> "list[tuple[Path, Callable[[Diagnosis], str]]]":
         files = ((self._json_file, _json), (self.junit, _junit), (self.html, _html))

@@ -16,9 +16,6 @@ from dflash_bench.subjects import Subject
 
 Lengths = Literal["fixed", "variable"]
 
-TOLD_STEPS = 4096
-"""Timed steps of which it is told beforehand what each is worth."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -63,6 +60,8 @@ class Found(TypedDict, total=False):
         first_steps_ms: steps before the first timed one.
         units: what a timed step was worth (real tokens, for one), for every timed step in order;
             or one number for all.
+        weights: of how many units a timed step is the mean, for every one in order; one each where
+            it is not told.
         memory, graphs: of this process.
         unsettled: what went on while steps were timed and should not have.
         loss: mean over the first ``loss_steps`` steps, the same steps in every mode.
@@ -75,6 +74,7 @@ class Found(TypedDict, total=False):
     capture_s: float
     first_steps_ms: list[float]
     units: list[float] | float
+    weights: list[float]
     padded: bool
     memory: Memory
     graphs: Graphs

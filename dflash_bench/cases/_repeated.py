@@ -1,15 +1,14 @@
 """A subject that repeats one call in its main thread: for cases that are no training step."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count, islice
 from typing import Any
 
 import torch
 
 from dflash.execution import capture_watch
-from dflash_bench.cases._case import TOLD_STEPS, Found, Setting
+from dflash_bench.cases._case import Found, Setting
 from dflash_bench.compile_clock import CompileClock
 from dflash_bench.counters import Counters
 from dflash_bench.timing import time_steps
@@ -51,6 +50,7 @@ class Repeated:
         self.setting = setting
         self._make = make
         self._number = 0
+        self._timed: list[int] = []
 
     def build(self) -> dict[str, Any]:
         started = time.perf_counter()
@@ -60,7 +60,7 @@ class Repeated:
         self._counters = Counters(self.work.device)
         return {
             "build_s": time.perf_counter() - started,
-            "units": [self.work.units(number) for number in self._timed_numbers()],
+            "units": self.work.units(0) if self.setting.lengths == "fixed" else [],
             "padded": self.work.padded,
         }
 
@@ -81,27 +81,41 @@ class Repeated:
             "first_steps_ms": [first_ms],
         }
 
-    def turn(self) -> list[float]:
-        in_turn = self.setting.lead_in_steps + self.setting.turn_steps
-        times = time_steps(self._reading, in_turn, self.work.device)
+    def settle(self) -> list[float]:
+        """Make the other untimed steps."""
+        times_ms = self._readings(self.setting.settling_steps - 1)
         self._counters.read(self._number)
-        return [time_ms / self.work.calls for time_ms in times[self.setting.lead_in_steps :]]
+        return times_ms
+
+    def turn(self) -> list[float]:
+        lead_in = self.setting.lead_in_steps
+        first = self._number + lead_in
+        times_ms = self._readings(lead_in + self.setting.turn_steps)[lead_in:]
+        self._timed += range(first, self._number)
+        self._counters.read(self._number)
+        return times_ms
+
+    def restart(self) -> None:
+        """Begin again with the batch of the first turn."""
+        self._number = self.setting.settling_steps
 
     def so_far(self) -> Found:
-        return self._counters.found()
+        found: Found = {
+            **self._counters.found(),
+            "compile_s": self._compiling.seconds,
+            "capture_s": self._capturing.seconds,
+        }
+        if self.setting.lengths == "variable":
+            found["units"] = [self.work.units(number) for number in self._timed]
+        return found
 
     def finish(self) -> dict[str, Any]:
         return {**self.so_far(), **self.work.finish()}
 
-    def _timed_numbers(self) -> Iterator[int]:
-        """The numbers of the first timed steps: 0 is the first of all, and turns have a lead-in."""
-        in_turn = self.setting.lead_in_steps + self.setting.turn_steps
-        after_lead_in = (
-            1 + turn * in_turn + number
-            for turn in count()
-            for number in range(self.setting.lead_in_steps, in_turn)
-        )
-        return islice(after_lead_in, TOLD_STEPS)
+    def _readings(self, num: int) -> list[float]:
+        """Milliseconds of a call in each of *num* readings."""
+        times_ms = time_steps(self._reading, num, self.work.device)
+        return [time_ms / self.work.calls for time_ms in times_ms]
 
     def _reading(self, _number: int) -> None:
         for _ in range(self.work.calls):

@@ -16,6 +16,7 @@ import torch
 from dflash.data.prompt_files import read_prompts
 from dflash.decode import Decoded, DecodeLimits, Replays, plain_decode, speculative_decode
 from dflash.drafter.model import Drafter
+from dflash.errors import DataError
 from dflash.execution import CaptureError, capture_watch
 from dflash.target.model import Target
 from dflash.train.evaluation import summarise
@@ -117,20 +118,47 @@ class Decoding:
     def turn(self) -> list[float]:
         times: list[float] = []
         for _ in range(min(self.setting.turn_steps, MAX_PROMPTS_A_TURN)):
-            one = self._decode(self._next)
-            self._next += 1
-            if one.num_decoded:  # else the target has ended its answer with the first token
-                self._decoded.append(one)
-                times.append(one.decode_s * 1e3 / one.num_decoded)
+            one = self._decode_next()
+            self._decoded.append(one)
+            times.append(one.decode_s * 1e3 / one.num_decoded)
         self._counters.read(self._next)
         return times
 
+    def restart(self) -> None:
+        """Begin again with the prompts of the first turn."""
+        self._next = 0
+
     def so_far(self) -> Found:
-        return self._counters.found()
+        return {
+            **self._counters.found(),
+            "capture_s": self._capturing.seconds,
+            "weights": [float(one.num_decoded) for one in self._decoded],
+            "unsettled": self._given_up(),
+        }
 
     def finish(self) -> dict[str, Any]:
         more = self._figures() if self._decoded else {"weights": self.models.weights}
         return {**self.so_far(), "more": more}
+
+    def _decode_next(self) -> Decoded:
+        """Of the next prompt whose answer does not end with its first token, which is no step."""
+        for _ in self.models.prompts:
+            one = self._decode(self._next)
+            self._next += 1
+            if one.num_decoded:
+                return one
+        raise DataError(
+            f"the target ends its answers to all {len(self.models.prompts)} prompts with their"
+            " first token, so that nothing is decoded"
+        )
+
+    def _given_up(self) -> str:
+        """Why it went on without graphs; captures for further lengths are in no answer's time."""
+        if self.setting.mode != "captured":
+            return ""
+        launched = (one for one in self._decoded if one.decode_loop != "captured")
+        first = next(launched, None)
+        return "" if first is None else f"it was captured no more: {first.eager_because}"
 
     def _figures(self) -> dict[str, object]:
         every = summarise(self._decoded, [], block_size=self.models.drafter.shape.block_size)

@@ -13,7 +13,7 @@ import torch
 from dflash.errors import ConfigError
 from dflash.execution import CAPTURING, SEALABLE, Mode, capture_watch, choose_mode
 from dflash_bench.cases import MODES
-from dflash_bench.cases._case import TOLD_STEPS, Case, Found, Setting
+from dflash_bench.cases._case import Case, Found, Setting
 from dflash_bench.compile_clock import CompileClock
 from dflash_bench.counters import Counters
 from dflash_bench.drafters import PADDED, Drafters, is_naive, lengths_of
@@ -41,6 +41,7 @@ class DrafterStep:
             for steps in (setting.settling_steps, setting.turn_steps)
         )
         self.loss: float | None = None
+        self._num_timed = 0
 
     def build(self) -> dict[str, Any]:
         """Make weights and inputs."""
@@ -50,7 +51,7 @@ class DrafterStep:
         self.drafters = Drafters(self.setting)
         return {
             "build_s": time.perf_counter() - started,
-            "units": self.drafters.units(range(self.settling, self.settling + TOLD_STEPS)),
+            "units": self.drafters.units([0])[0] if self.setting.lengths == "fixed" else [],
             "padded": self.setting.lengths == "variable" and self.setting.mode in PADDED,
         }
 
@@ -77,6 +78,7 @@ class DrafterStep:
         """Time some steps, each by itself."""
         times_ms = self.drafters.steps(self.turn_steps, lead_in=self.setting.lead_in_steps)
         self.counters.read(self._made)
+        self._num_timed += len(times_ms)
         return times_ms
 
     def bare(self) -> float:
@@ -95,6 +97,9 @@ class DrafterStep:
         }
         if self.loss is not None:
             found["loss"] = self.loss
+        if self.setting.lengths == "variable":
+            timed = range(self.settling, self.settling + self._num_timed)
+            found["units"] = self.drafters.units(timed)
         return found
 
     def finish(self) -> dict[str, Any]:

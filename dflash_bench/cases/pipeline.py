@@ -116,6 +116,7 @@ class PipelineSteps:
         fitting = max(LEAST_STEPS, round(TURN_S / (first.step_ms * 1e-3)))
         self._turn_steps = min(self._turn_steps, fitting)
         self._measure_alone()
+        self._counters.read(0)
         return first.times_ms
 
     def turn(self) -> list[float]:
@@ -129,6 +130,8 @@ class PipelineSteps:
             "units": [float(tokens) for tokens in self._turns.tokens],
             "padded": self.setting.lengths == "variable",
             **self._counters.found(),
+            "compile_s": self._compiling.seconds,
+            "capture_s": self._capturing.seconds,
             "loss_steps": LOSS_STEPS,
         }
         if self._loss is not None:
@@ -153,9 +156,9 @@ class PipelineSteps:
         try:
             return self._orders.do(order, self._thread)
         except RuntimeError:
-            if self._failure is not None:
-                raise self._failure from None
-            raise
+            if self._failure is None:
+                raise
+        raise self._failure  # outside of the handler, which would become its context
 
     def _run(self) -> None:
         """Run the pipeline until it is halted; in a thread, so that orders can be given."""

@@ -5,8 +5,8 @@ from typing import Any
 
 from dflash_bench.cases import all_cases
 from dflash_bench.cases._case import Setting
+from dflash_bench.child import Child
 from dflash_bench.shapes import named_shape
-from dflash_bench.turns import Child
 
 TINY = named_shape("tiny")
 

@@ -41,6 +41,11 @@ class Raising(Sound):
         raise ValueError("a tensor of the wrong shape\nand a second line")
 
 
+class Empty(Sound):
+    def turn(self) -> list[float]:
+        return []
+
+
 class Made(Sound):
     SECONDS = 0.5
 
@@ -104,6 +109,10 @@ class OutOfMemoryError(RuntimeError):
     """Named as torch's."""
 
 
+class AcceleratorError(RuntimeError):
+    """Named as torch's."""
+
+
 class Timed:
     """Says of its steps what its setting's mode tells it to; knows no clock."""
 
@@ -124,10 +133,15 @@ class Timed:
     def prepare(self) -> dict[str, Any]:
         if self.mode == "early":
             raise MemoryError
+        if self.mode == "crowded-early" and self._others_are_there():
+            raise AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemory...")
         return {"warm_up_s": 0.25, "first_steps_ms": [1000.0]}
 
     def settle(self) -> list[float]:
         return [500.0]
+
+    def restart(self) -> None:
+        self._note("<")
 
     def turn(self) -> list[float]:
         self._note("")
@@ -139,7 +153,7 @@ class Timed:
             self._interrupt()
         if self.mode == "interrupt twice":
             os.kill(os.getppid(), signal.SIGINT)
-        if self.mode == "crowded" and self._base_is_there():
+        if self.mode == "crowded" and self._others_are_there():
             raise OutOfMemoryError("CUDA out of memory")
         step_ms = self.STEP_MS.get(self.mode, 10.0)
         times_ms = [step_ms * self.random.uniform(0.999, 1.001) for _ in range(self.num_steps)]
@@ -148,7 +162,7 @@ class Timed:
         return times_ms
 
     def bare(self) -> float:
-        return self.STEP_MS[self.mode] / 1.25
+        return self.STEP_MS.get(self.mode, 10.0) / 1.25
 
     def so_far(self) -> dict[str, Any]:
         if self.mode == "interrupt twice":
@@ -156,6 +170,8 @@ class Timed:
         return {"loss": {"base": 2.0}.get(self.mode, 2.1), "gpu_process": os.getpid()}
 
     def finish(self) -> dict[str, Any]:
+        if self.mode == "crowded-late" and self._others_are_there():
+            raise OutOfMemoryError("CUDA out of memory")
         self._note("-")
         return {**self.so_far(), "more": {"pid": os.getpid()}}
 
@@ -163,10 +179,11 @@ class Timed:
         os.kill(os.getppid(), signal.SIGINT)
         time.sleep(600)
 
-    def _base_is_there(self) -> bool:
+    def _others_are_there(self) -> bool:
         assert self.log is not None
         told = self.log.read_text().split()
-        return told.count("+base") > told.count("-base")
+        others = {word[1:] for word in told if word[0] == "+"} - {self.mode}
+        return any(told.count(f"+{each}") > told.count(f"-{each}") for each in others)
 
     def _note(self, what: str) -> None:
         if self.log is not None:

@@ -1,6 +1,7 @@
 """The cases that are no training step: that they measure what they say, and that it is right."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from bench_cases import TINY, measured, measured_apart, setting
 from dflash.drafter.objective import ObjectiveSettings
 from dflash_bench.cases import all_cases
 from dflash_bench.cases._case import Lengths
+from dflash_bench.cases._repeated import Repeated, Run, Work
 from dflash_bench.cases.mask import batch_anchors
 from dflash_bench.cases.objective import full_logits_loss
 from dflash_bench.cases.packing import document_lengths, pack_in_order
@@ -28,10 +30,61 @@ def test_timed_steps_start_up_and_memory_are_told_apart(case: str, mode: str) ->
     times_ms, facts = measured(case, setting(mode))
     assert len(times_ms) == 2 * 3
     assert min(times_ms) > 0
-    assert len(facts["first_steps_ms"]) == 1
+    assert len(facts["first_steps_ms"]) == 8
     assert facts["memory"].rss_gib > 0
     assert facts["memory"].peak_allocated_gib is None
     assert facts["graphs"].recompiles == 0
+
+
+def compiling_late(steps: list[int]) -> Repeated:
+    """Compiles something new in each of *steps*, two at most."""
+    torch.compiler.reset()
+    functions = dict(zip(steps, (lambda x: x.sin(), lambda x: x.cos()), strict=False))
+
+    def make_ready() -> Run:
+        def run(number: int) -> None:
+            if number in functions:
+                torch.compile(functions[number], backend="eager")(torch.ones(2))
+
+        return run
+
+    work = Work(make_ready=make_ready, device=CPU, units=lambda _number: 1.0)
+    return Repeated(setting("launched"), lambda _setting: work)
+
+
+@pytest.mark.parametrize(("steps", "told"), [([0, 3], ""), ([3, 10], "still compiled (1)")])
+def test_what_goes_on_in_timed_steps_is_told_from_the_first_turn_on(
+    steps: list[int], told: str
+) -> None:
+    subject = compiling_late(steps)
+    early = {**subject.build(), **subject.prepare()}
+    subject.settle()
+    subject.turn()
+    found = subject.so_far()
+    assert told in found["unsettled"]
+    assert bool(found["unsettled"]) == bool(told)
+    assert found["compile_s"] > early["compile_s"]
+
+
+def test_a_subject_that_begins_again_makes_the_steps_of_its_first_turn() -> None:
+    asked = setting("stopped-dense", lengths="variable")
+    subject: Any = all_cases()["target-forward"].make(asked)
+    subject.build()
+    subject.prepare()
+    subject.settle()
+    subject.turn()
+    subject.turn()
+    subject.restart()
+    subject.turn()
+    units = subject.so_far()["units"]
+    assert units[6:9] == units[:3] != units[3:6]
+
+
+@pytest.mark.parametrize("case", ["mask", "target-forward", "packing", "objective"])
+def test_any_seed_is_one(case: str) -> None:
+    mode = all_cases()[case].modes[0]
+    times_ms, _ = measured(case, setting(mode, seed=2**63 - 1), num_turns=1)
+    assert len(times_ms) == 3
 
 
 def test_a_baseline_is_the_first_mode_of_every_case() -> None:
@@ -132,7 +185,7 @@ def test_chunks_and_full_logits_give_one_loss_and_one_gradient(chunk_blocks: int
     assert chunked["loss"] == pytest.approx(full["loss"], rel=1e-6)
     norms = [facts["more"]["gradient norm"] for facts in (full, chunked)]
     assert norms[1] == pytest.approx(norms[0], rel=1e-5)
-    assert full["units"][0] == 32 * 7  # slot 0 is given
+    assert full["units"] == 32 * 7  # slot 0 is given
 
 
 def test_an_objective_does_not_depend_on_lengths_and_8_bits_have_no_full_logits() -> None:
@@ -164,7 +217,7 @@ def test_every_form_of_the_forward_gives_the_features_of_documents_run_alone(mod
 def test_the_forward_counts_real_tokens_and_says_how_far_it_is_from_production() -> None:
     times_ms, facts = measured("target-forward", setting("stopped-dense", lengths="variable"))
     bounds = [document_bounds(TINY, "variable", number, seed=0)[-1] for number in range(4)]
-    assert facts["units"][:6] == [bounds[n % 4] for n in (3, 4, 5, 8, 9, 10)]
+    assert facts["units"] == [bounds[n % 4] for n in (10, 11, 12, 15, 16, 17)]
     assert len(times_ms) == 6
     assert facts["padded"]
     assert facts["more"]["difference"] < 1e-5

@@ -133,6 +133,14 @@ def test_a_loss_that_is_no_number_any_more_is_worse_and_breaks_any_limit(
         assert (found.verdict, found.regression, found.ratio) == (verdict, broken, None)
 
 
+@pytest.mark.parametrize("rule", ["loss_against_eager < -1%", "loss_against_eager < +0.5"])
+def test_a_loss_that_is_nan_now_breaks_rules_of_either_side(rule: str) -> None:
+    before = bench(timed("graphed", 100, loss_against_eager=0.001))
+    after = bench(timed("graphed", 100, loss_against_eager=math.nan))
+    found = compared(before, after, rule)
+    assert change(found, "loss_against_eager").regression is True
+
+
 def test_a_time_that_was_read_once_has_no_verdict_but_keeps_a_rule() -> None:
     before, after = timed("eager", 100), timed("eager", 100)
     assert after.start_up is not None
@@ -262,14 +270,49 @@ def test_another_way_to_measure_is_refused() -> None:
         compared(one, other)
 
 
-def test_drafters_on_one_device_are_not_compared_with_drafters_on_two() -> None:
-    def on(*devices: str) -> Bench:
-        options = {"devices": list(devices)}
-        return bench(timed("eager", 100)).model_copy(update={"options": options})
+def on(*devices: str, target: str = "auto") -> Bench:
+    options = {"devices": list(devices), "target_device": target}
+    return bench(timed("eager", 100)).model_copy(update={"options": options})
 
-    assert compared(on("cuda:0", "cuda:0"), on("cuda:1", "cuda:1")).changes
-    with pytest.raises(UsageError, match=r"as \[0, 0\] before and as \[0, 1\] after"):
-        compared(on("cuda:0", "cuda:0"), on("cuda:0", "cuda:1"))
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (on("cuda:0", "cuda:0"), on("cuda:1", "cuda:1")),
+        (on("cuda:1", "cuda:0"), on("cuda:0", "cuda:1")),
+        (on("cuda:0"), on("cuda:0", target="cuda:0")),
+        (on("cuda:1"), on("cuda:0", target="cuda:0")),
+        (on("cuda:0", target="cuda:1"), on("cuda:1", target="cuda:0")),
+        (on("cuda:0", target="cuda:1"), on("cuda:0", target="cuda:2")),
+        (on("cpu"), on("cuda:0")),
+    ],
+)
+def test_devices_that_are_shared_alike_are_the_same_whatever_they_are_called(
+    before: Bench, after: Bench
+) -> None:
+    found = compared(before, after, "step_ms > +3%")
+    assert change(found).regression is False
+    assert not any("target_device" in text for text in found.differences)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (on("cuda:0", "cuda:0"), on("cuda:0", "cuda:1")),
+        (on("cuda:0", target="cuda:1"), on("cuda:1", target="cuda:1")),
+        (on("cuda:0", target="cuda:1"), on("cuda:0")),
+        (on("cuda:0", target="cuda:1"), on("cuda:0", target="cpu")),
+        (on("cuda:0", "cuda:1", target="cuda:0"), on("cuda:0", "cuda:1", target="cuda:1")),
+    ],
+)
+def test_devices_that_are_shared_in_another_way_are_refused(before: Bench, after: Bench) -> None:
+    with pytest.raises(UsageError, match="devices are shared in another way"):
+        compared(before, after)
+
+
+def test_who_shares_devices_in_another_way_is_told_with_their_names() -> None:
+    with pytest.raises(UsageError, match="cuda:0, cuda:1 before and cuda:1, cuda:1 after"):
+        compared(on("cuda:0", target="cuda:1"), on("cuda:1"))
 
 
 def test_another_machine_is_told_and_never_judged_unasked() -> None:
@@ -290,6 +333,8 @@ def test_a_compile_cache_that_held_more_is_told() -> None:
     one, other = bench(measured("eager"), old), bench(measured("eager"), measured("graphed"))
     told = "graphs that torch's compile cache held: 0 of 9 before, 7 of 9 after"
     assert told in compared(one, other).differences
+    alone = bench(measured("eager"))
+    assert not compared(alone, other).differences  # it is of rows that both have
     unknown = measured("graphed", graphs=held.model_copy(update={"compiled": None, "cached": None}))
     assert not compared(bench(measured("eager"), unknown), other).differences
 

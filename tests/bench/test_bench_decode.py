@@ -10,10 +10,15 @@ from bench_cases import TINY, measured, measured_apart, setting
 from tiny_runs import run, tiny_config, write_texts
 
 from dflash.config.sections import DataConfig
+from dflash.decode import Decoded
+from dflash.errors import DataError
+from dflash.execution import capture_watch
 from dflash.train.evaluation import EvalSettings, evaluate
 from dflash.train.pair import heldout_of, load_pair
 from dflash_bench.cases import all_cases
 from dflash_bench.cases.decode import Decoding, planned_gib, random_prompts
+from dflash_bench.child import Child
+from dflash_bench.rows import Beside, row_of
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +91,64 @@ def test_a_runs_drafter_decodes_its_held_out_prompts_with_the_tau_of_eval(run_di
     steps = facts["more"]["details"]["steps_by_accepted_tokens"]
     assert steps == wanted.steps_by_accepted_tokens
     assert planned_gib(asked) is None
+
+
+def answer(num_tokens: int, *, ms_a_token: float = 1.0, loop: Any = "eager") -> Decoded:  # noqa: ANN401
+    return Decoded(
+        tokens=[1] * num_tokens,
+        accepted=[1] * num_tokens,
+        prefill_s=0.1,
+        decode_s=(num_tokens - 1) * ms_a_token * 1e-3,
+        finished_by="stop",
+        decode_loop=loop,
+        eager_because=None if loop == "captured" else "the device is out of memory",
+    )
+
+
+def answering(mode: str, answers: list[Decoded], monkeypatch: pytest.MonkeyPatch) -> Decoding:
+    """Built; then it gives *answers* one after another."""
+    subject = Decoding(setting(mode))
+    subject.build()
+    subject.models.prompts = [[1]] * len(answers)
+    monkeypatch.setattr(subject, "_decode", lambda number: answers[number % len(answers)])
+    return subject
+
+
+def test_a_rate_is_tokens_over_time_however_long_answers_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long, short = answer(64, ms_a_token=10.0), answer(3, ms_a_token=40.0)
+    subject = answering("plain", [long, short], monkeypatch)
+    child = Child("plain", Decoding, limit_s=1.0)  # type: ignore[arg-type]
+    child.turns = [subject.turn()]
+    child.facts |= {"units": 1.0, **subject.so_far()}
+    child.close()
+    assert child.turns == [[pytest.approx(10.0), pytest.approx(40.0)]]
+    row = row_of(all_cases()["decode"], setting("plain"), child, beside=Beside())
+    assert row.per_s is not None
+    assert row.per_s.value == pytest.approx((63 + 2) / (0.63 + 0.08))
+
+
+def test_an_answer_of_its_first_token_alone_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = answering("plain", [answer(1), answer(5), answer(1)], monkeypatch)
+    assert [len(subject.turn()) for _ in range(3)] == [2, 2, 2]
+    assert subject.so_far()["weights"] == [4.0] * 6
+    none = answering("plain", [answer(1)] * 3, monkeypatch)
+    with pytest.raises(DataError, match="all 3 prompts with their first token"):
+        none.turn()
+
+
+def test_later_captures_spoil_nothing_and_giving_up_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = answer(5, loop="captured")
+    subject = answering("captured", [captured, captured, captured, answer(5)], monkeypatch)
+    subject._counters.begin()  # noqa: SLF001 - as its first step does
+    subject.turn()
+    capture_watch().begun["a thread"] += 3  # a longer prompt
+    assert subject.so_far()["unsettled"] == ""
+    subject.turn()
+    capture_watch().begun.pop("a thread")
+    told = "it was captured no more: the device is out of memory"
+    assert subject.so_far()["unsettled"] == told
 
 
 def test_prompts_may_come_from_a_file(run_dir: Path, tmp_path: Path) -> None:

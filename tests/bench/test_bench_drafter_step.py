@@ -64,7 +64,7 @@ def test_a_life_tells_its_start_its_turns_and_its_loss() -> None:
     assert [len(turn) for turn in found["turns"]] == [4, 4]
     assert all(time_ms > 0 for turn in found["turns"] for time_ms in turn)
     assert found["bare"] > 0
-    assert set(found["units"]) == {256.0}
+    assert found["units"] == 256.0
     assert found["padded"] is False
     assert found["build_s"] > 0
     assert found["warm_up_s"] > 0
@@ -97,12 +97,18 @@ def test_varying_lengths_are_fed_as_long_as_they_are_and_count_so() -> None:
     subject.turn()
     timed = fed[2:]  # after the steps that lead in, which are the longest
     assert fed[:2] == [256, 256]
-    assert timed == found["units"][:6]
+    assert timed == subject.so_far()["units"]
     assert sorted(timed) == sorted(2 * lengths)
     assert found["warm_up_s"] is None
     assert not runner.program.inputs  # none of them stays where it is
     fixed = Drafters(TINY).first
     assert set(fixed.runner.program.inputs) == {*fixed.step.batch._asdict()}
+
+
+@pytest.mark.parametrize("asked", [TINY, VARIABLE])
+def test_any_seed_is_one(asked: Setting) -> None:
+    found = whole_life(replace(asked, seed=2**63 - 1), num_turns=1)
+    assert found["loss"] > 0
 
 
 def test_padding_to_the_token_budget_changes_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,22 @@ def test_two_modes_are_compared_by_way_of_their_baseline() -> None:
     assert "1.6 (1.592 to 1.608)" in found[0].why  # half width: root of 3**2 + 4**2
     assert states("graphed/warmed >= 1.595", bench) == {"unclear"}
     assert states("graphed/graphed == 1", bench) == {"met"}
+    assert states("graphed/warmed == 1.6001", bench) == {"unclear"}  # as well that as not
+    assert states("graphed/warmed == 1.7", bench) == {"missed"}
+
+
+def test_few_turns_leave_a_step_time_unclear() -> None:
+    few = measured("graphed", turns_ms=[[100.0, 100.0]] * 3)
+    bench = sample().model_copy(update={"rows": [few]})
+    (found,) = judge(parse_expectation("graphed.step_ms < 140", [MODES]), bench)
+    assert (found.state, "3 turns" in found.why) == ("unclear", True)
+
+
+def test_a_figure_named_as_a_mode_is_the_figure() -> None:
+    found = parse_expectation("captured == 4", [("plain", "captured")])
+    assert (found.mode, found.figure) == (None, "captured")
+    assert parse_expectation("captured.captured == 4", [("captured",)]).mode == "captured"
+    assert parse_expectation("captured/plain > 1", [("plain", "captured")]).over == "plain"
 
 
 def test_an_expectation_holds_in_every_shape_and_for_both_lengths() -> None:

@@ -98,6 +98,7 @@ def test_a_file_that_lacks_what_is_always_written_is_no_empty_bench(
         ("rows.0.step_ms", None, "was measured, and has no step_ms"),
         ("rows.0.turns_ms", [], "was measured, and has no turns_ms"),
         ("rows.0.step_ms.p10", 1e6, "is out of order"),
+        ("rows.0.graphs.cached", 10, r"rows.0.graphs.cached is 10, and compiled 0"),
         ("rows.0.memory.rss_gib", -3.0, "no bench counts or measures less than 0"),
         ("comparisons.0.pairs", -3, "no bench counts or measures less than 0"),
         ("comparisons.0.row", "nobody", "is about nobody, which is no row"),

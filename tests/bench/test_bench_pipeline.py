@@ -12,7 +12,7 @@ from bench_cases import TINY, measured, measured_apart, setting
 from tiny_runs import write_texts
 from torch import Tensor
 
-from dflash.errors import WorkerDiedError
+from dflash.errors import DeviceMemoryError, WorkerDiedError
 from dflash.execution import Runner
 from dflash.pipeline.lifeline import Halted, Lifeline
 from dflash.pipeline.slots import BatchFacts
@@ -22,6 +22,8 @@ from dflash_bench.cases.pipeline import LEAD_IN_STEPS, PipelineSteps
 from dflash_bench.orders import Order, OrderedFeed, Orders, Taken
 from dflash_bench.pipeline_figures import run_config
 from dflash_bench.random_target import random_target, write_definitions
+from dflash_bench.slugs import slug_of
+from dflash_bench.subjects import failure_of
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +102,29 @@ def test_what_ends_the_pipeline_is_raised_by_the_turn(
     monkeypatch.setattr(Runner, "__call__", broken)
     with pytest.raises(WorkerDiedError, match="drafter-0 died of ValueError: a kernel"):
         subject.turn()
+
+
+def test_a_worker_that_runs_out_of_memory_says_where_and_why(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = PipelineSteps(setting("eager", data=(str(texts),)))
+    subject.build()
+    subject.prepare()
+
+    def full(_runner: Runner, _part: str) -> None:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB.\nOf the allocated memory 40.00 GiB is"
+            " allocated by PyTorch, and 90.00 GiB is reserved by PyTorch but unallocated."
+        )
+
+    monkeypatch.setattr(Runner, "__call__", full)
+    with pytest.raises(DeviceMemoryError, match="drafter-0 ran out of device memory") as caught:
+        subject.turn()
+    failure = failure_of(caught.value, "turn", known={})
+    assert failure.out_of_memory
+    assert "in full\n" in failure.trace
+    assert "before its order" not in failure.trace
+    assert slug_of(failure) == "allocator-churn"
 
 
 def test_several_drafters_are_refused_in_a_sentence() -> None:

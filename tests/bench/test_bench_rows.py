@@ -13,10 +13,10 @@ from bench_cases import setting
 from dflash.execution import capture_watch
 from dflash.measurement import Memory, Verdict
 from dflash_bench.cases import all_cases
+from dflash_bench.child import Child
 from dflash_bench.counters import Counters
 from dflash_bench.rows import Beside, row_of
 from dflash_bench.subjects import Failure
-from dflash_bench.turns import Child
 
 APART = setting("graphed", devices=("cuda:0", "cuda:1"), target_device="cuda:2")
 

@@ -145,6 +145,27 @@ def test_two_points_have_no_exponent_and_documents_no_wall(plans: Any) -> None: 
     assert curve.wall is None
 
 
+@pytest.mark.parametrize("name", ["tiny", "qwen3-8b-3072"])
+def test_no_wall_of_anchors_is_looked_for_beyond_the_tokens(plans: Any, name: str) -> None:  # noqa: ANN401
+    plans[1].append(lambda _, shape, __: float(shape.num_anchors))
+    shape = named_shape(name)
+    curve = sweep(shape, "num_anchors", [16, 32, 64]).scaling[0]
+    assert curve.step_ms == [16.0, 32.0, 64.0]
+    assert curve.wall is None
+
+
+def test_the_wall_of_anchors_is_the_first_that_does_not_fit(plans: Any) -> None:  # noqa: ANN401
+    plans[1].append(lambda _, shape, __: float(shape.num_anchors))
+    curve = sweep(named_shape("packed-49k"), "num_anchors", [4096, 8192, 16384]).scaling[0]
+    assert curve.wall is not None
+    assert 4096 < curve.wall < 8192
+    at = sweep(named_shape("packed-49k"), "num_anchors", [int(curve.wall) - 8, int(curve.wall)])
+    below, first = at.scaling[0].planned_gib
+    assert below is not None
+    assert first is not None
+    assert below + 1 <= H200.memory_gib < first + 1
+
+
 def test_numbers_of_drafters_are_benches_of_their_own_joined_in_one(plans: Any) -> None:  # noqa: ANN401
     plans[1].append(lambda plan, _, __: 10.0 * plan.drafters)
     found = sweep(LARGE, "drafters", [1, 2, 3])
@@ -205,6 +226,7 @@ def test_weather_of_several_benches_is_the_worst_of_all() -> None:
         ("num_anchors", [512, 500], "500 .* multiples of 8"),
         ("num_documents", [1, 4096], "4096 .* at most 1024 documents of 3"),
         ("drafters", [0, 1], "0 .* multiples of 1"),
+        ("drafters", [1, 10**20], "10{20} .* at most 64 threads"),
     ],
 )
 def test_values_that_no_batch_can_have_are_refused_before_anything_runs(

@@ -173,21 +173,22 @@ def test_groups_that_fit_take_turns_with_a_baseline_that_stays_alive(
     one, other = "base same same base base same same base", "base quick quick base " * 2
     overhead = "same " * 6
     assert sorted(words[:2]) == ["+base", "+same"]  # they are built at the same time
-    assert words[2:] == f"{one} {overhead} -same +quick {other} -quick -base".split()
+    assert words[2:] == f"{one} {overhead} -same +quick <base {other} -quick -base".split()
     assert [one.pairs for one in found.comparisons] == [4, 4]
     assert len(found.rows[0].turns_ms) == 8
     # "quick" has imported what it needs before others are timed, and builds when they are over
     assert told.index("*quick") < told.index("base")
 
 
+@pytest.mark.parametrize("mode", ["crowded", "crowded-early", "crowded-late"])
 def test_a_mode_that_others_left_no_memory_is_measured_again_by_itself(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    *, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     own: set[int] = set()
     monkeypatch.setattr("dflash_bench.part.Numbered", lambda make, devices: make)  # noqa: ARG005
     monkeypatch.setattr(Watch, "weather", lambda _, numbers: own.update(numbers) or Weather())
     make = partial(Timed, log=tmp_path / "log")
-    found = run(replace(FAKE, make=make, modes=("base", "crowded", "same")))
+    found = run(replace(FAKE, make=make, modes=("base", mode, "same")))
     assert len(own) == 4  # the one that ran out of memory is nobody else's either
     base, crowded, same = found.rows
     assert crowded.state == "measured"
@@ -197,8 +198,32 @@ def test_a_mode_that_others_left_no_memory_is_measured_again_by_itself(
     assert [one.row for one in found.comparisons] == [same.name]
     assert base.why == ""
     told = (tmp_path / "log").read_text().split()
-    assert told.index("-base") < len(told) - 1 - told[::-1].index("+crowded")
-    assert told.count("+crowded") == 2
+    assert told.index("-base") < len(told) - 1 - told[::-1].index(f"+{mode}")
+    assert told.count(f"+{mode}") == 2
+    assert "pid" in crowded.more  # it was asked at its end, too
+
+
+def test_a_baseline_that_others_left_no_memory_is_measured_again_and_compared_with_nothing(
+    run: Run, tmp_path: Path
+) -> None:
+    make = partial(Timed, log=tmp_path / "log")
+    found = run(replace(FAKE, make=make, modes=("crowded", "same", "quick")))
+    assert [row.state for row in found.rows] == ["measured"] * 3
+    told = "it ran out of memory beside others, so it was measured alone and nothing is compared"
+    assert told in found.rows[0].why
+    assert [row.why for row in found.rows[1:]] == ["", ""]
+    assert found.comparisons == []
+    assert min(len(row.turns_ms) for row in found.rows) >= PLAN.min_pairs
+
+
+def test_a_mode_that_has_no_memory_by_itself_is_not_measured_again(
+    run: Run, tmp_path: Path
+) -> None:
+    make = partial(Timed, log=tmp_path / "log")
+    (tmp_path / "log").write_text("+somebody-else ")
+    found = run(replace(FAKE, make=make, modes=("crowded",)))
+    assert [row.state for row in found.rows] == ["failed"]
+    assert (tmp_path / "log").read_text().split().count("+crowded") == 1
 
 
 def test_what_cannot_fit_is_skipped_with_its_numbers(
@@ -218,7 +243,7 @@ def test_a_shape_that_a_cpu_has_no_memory_for_is_skipped_and_never_started(
     def start(*_: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr("dflash_bench.turns.Child.start", start)
+    monkeypatch.setattr("dflash_bench.child.Child.start", start)
     monkeypatch.setattr("dflash_bench.host_memory.free_gib", lambda: 24.0)
     shapes = (named_shape("packed-49k"),)
     plan = replace(PLAN, cases=("drafter-step",), shapes=shapes, modes=("eager",), devices=("cpu",))

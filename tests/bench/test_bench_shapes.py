@@ -103,3 +103,7 @@ def test_varying_lengths_come_each_as_often_in_an_order_that_changes() -> None:
 def test_a_batch_too_short_for_three_lengths_has_fewer() -> None:
     assert batch_lengths(256, on_gpu=True) == (128, 256)
     assert batch_lengths(256, on_gpu=False) == (88, 176, 256)
+
+
+def test_a_shapes_name_is_one_line_however_its_overrides_are_written() -> None:
+    assert named_shape("tiny", ["token_budget=\n 512"]).name == "tiny:token_budget=512"

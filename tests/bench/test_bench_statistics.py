@@ -179,6 +179,13 @@ def test_a_rate_of_equal_steps_has_no_width() -> None:
     assert (found.low, found.value, found.high) == pytest.approx((500, 500, 500))
 
 
+@pytest.mark.parametrize("times", [[[10.0, 20.0]], [[10.0], [20.0]], [[10.0, 20.0, 15.0]]])
+def test_few_steps_have_a_wide_interval(times: Turns) -> None:
+    found = rate(times, 1.0)
+    assert found.low < 1e3 / 20
+    assert found.high > 1e3 / 10
+
+
 @pytest.mark.parametrize(("times", "units"), [([[1.0]], 1), ([[1.0, 2.0]], [1.0])])
 def test_a_rate_takes_two_steps_and_units_for_each(times: Turns, units: list[float]) -> None:
     with pytest.raises(ValueError, match="steps and units"):

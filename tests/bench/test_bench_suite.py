@@ -5,15 +5,20 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from bench_subjects import Raising, Sound
 
+from dflash_bench import test_cases
+from dflash_bench.cases._case import Case, Setting
+from dflash_bench.child import Child
+from dflash_bench.conftest import Asked
 from dflash_bench.device_clock import DeviceClock, TimedSteps
-from dflash_bench.turns import Child
+from dflash_bench.shapes import named_shape
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,3 +93,31 @@ def test_a_mode_that_fails_fails_its_benchmark_in_its_own_words(tmp_path: Path) 
         child.prepare()
         with pytest.raises(RuntimeError, match="ValueError during turn: a tensor of the wrong"):
             TimedSteps(child, DeviceClock())()
+
+
+class EndsBadly(Sound):
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting.mode, Path(os.devnull))
+
+    def finish(self) -> dict[str, Any]:
+        raise ValueError("there is no end to it")
+
+
+class Rounds:
+    """As much of pytest-benchmark's fixture as a benchmark uses."""
+
+    group = ""
+    extra_info: ClassVar[dict[str, Any]] = {}
+
+    def pedantic(self, steps: Callable[[], None], *, rounds: int, **_: int) -> None:
+        for _number in range(rounds):
+            steps()
+
+
+def test_a_mode_that_dies_at_its_end_fails_its_benchmark_too() -> None:
+    case = Case(name="ends badly", help="", make=EndsBadly, modes=("only",))
+    asked = Asked(shape=named_shape("tiny"), lengths="fixed", device="cpu", rounds=3)
+    benchmark: Any = Rounds()
+    with pytest.raises(pytest.fail.Exception, match="ValueError during finish: there is no end"):
+        test_cases.test_case(benchmark, case=case, mode="only", asked=asked)
+    assert not benchmark.extra_info

@@ -12,10 +12,12 @@ import pytest
 from bench_subjects import (
     Answering,
     Crashing,
+    Empty,
     Hanging,
     Leaving,
     Long,
     Made,
+    OutOfMemoryError,
     Printing,
     Raising,
     Slow,
@@ -23,7 +25,10 @@ from bench_subjects import (
     Unbuilt,
 )
 
-from dflash_bench.turns import Child, keep_what_is_known, make_ready, take_turns
+from dflash.errors import DeviceMemoryError, WorkerDiedError
+from dflash_bench.child import Child
+from dflash_bench.subjects import failure_of
+from dflash_bench.turns import keep_what_is_known, make_ready, take_turns
 
 
 def run(subjects: dict[str, type[Sound]], log: Path, *, num_turns: int = 2) -> list[Child]:
@@ -51,10 +56,18 @@ def test_a_bench_that_is_killed_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with Child("sound", partial(Sound, "sound", tmp_path / "log"), limit_s=20.0) as child:
+    with Child("made", partial(Made, "made", tmp_path / "log"), limit_s=20.0) as child:
         child.start()
-        child.load()
+        while not (tmp_path / "log").exists():  # nobody has waited for its answer yet
+            time.sleep(0.01)
         assert not list(tmp_path.glob("*.stacks"))
+
+
+def test_a_turn_without_a_step_is_a_failure(tmp_path: Path) -> None:
+    (child,) = run({"empty": Empty}, tmp_path / "log")
+    assert child.failure is not None
+    assert (child.failure.message, child.failure.during) == ("a turn without a step", "turn")
+    assert child.turns == []
 
 
 def test_a_subject_that_dies_in_any_way_is_a_failure_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -92,8 +105,42 @@ def test_a_subject_that_hangs_is_ended(tmp_path: Path) -> None:
     assert not child.alive
 
 
-def test_a_turn_that_is_interrupted_is_still_taken_and_what_is_known_with_it(
-    tmp_path: Path,
+def chained(error: Exception, *, cause: Exception | None, context: Exception | None) -> Exception:
+    """*error* as it is caught where it came of another, which may be itself."""
+    error.__cause__, error.__context__ = cause, context
+    return error
+
+
+NO_CONTEXT = RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported")
+SHAPE = ValueError("a tensor of the wrong shape")
+ITSELF = KeyError("mask")
+
+
+@pytest.mark.parametrize(
+    ("error", "lacks"),
+    [
+        (OutOfMemoryError("CUDA out of memory"), True),
+        (OutOfMemoryError(), True),
+        (DeviceMemoryError("worker target-0 ran out of device memory: no more"), True),
+        (MemoryError(), True),
+        (NO_CONTEXT, True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory"), True),
+        (chained(WorkerDiedError("it died"), cause=OutOfMemoryError(), context=None), True),
+        (chained(KeyError("mask"), cause=SHAPE, context=NO_CONTEXT), True),
+        (chained(KeyError("mask"), cause=SHAPE, context=SHAPE), False),
+        (chained(ITSELF, cause=ITSELF, context=ITSELF), False),
+        (SHAPE, False),
+    ],
+)
+def test_a_lack_of_memory_is_known_by_any_error_that_led_to_it(
+    *, error: Exception, lacks: bool
+) -> None:
+    assert failure_of(error, "turn", known={}).out_of_memory is lacks
+
+
+@pytest.mark.parametrize(("order", "turns"), [("turn", [[3.0]]), ("extra_turn", [])])
+def test_a_turn_that_is_interrupted_counts_unless_it_is_extra_and_what_is_known_is_taken(
+    tmp_path: Path, order: str, turns: list[list[float]]
 ) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -104,13 +151,29 @@ def test_a_turn_that_is_interrupted_is_still_taken_and_what_is_known_with_it(
         child.prepare()
         signal.setitimer(signal.ITIMER_REAL, 0.3)
         with pytest.raises(KeyboardInterrupt):
-            child.turn()
+            getattr(child, order)()
         signal.signal(signal.SIGALRM, before)
         assert child.turns == []
         keep_what_is_known([child])
-    assert child.turns == [[3.0]]
+    assert child.turns == turns
     assert child.facts["told"] == "so far"
     assert child.failure is None
+
+
+def test_an_extra_turn_is_none_of_its_turns(tmp_path: Path) -> None:
+    with Child("sound", partial(Sound, "sound", tmp_path / "log"), limit_s=20.0) as child:
+        child.start()
+        child.prepare()
+        child.turn()
+        assert child.extra_turn() == [1.0, 2.0]
+        assert child.turns == [[1.0, 2.0]]
+        child.turn()
+        assert child.turns == [[1.0, 2.0]] * 2
+    with Child("raises", partial(Raising, "raises", tmp_path / "log"), limit_s=20.0) as child:
+        child.start()
+        child.prepare()
+        assert child.extra_turn() == []
+        assert child.failure is not None
 
 
 def test_a_child_whose_answer_nobody_read_ends_in_silence(

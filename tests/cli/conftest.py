@@ -1,5 +1,6 @@
-"""A run that commands of the tests can read."""
+"""A run that commands of the tests can read, and a bench that they need not measure."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,11 @@ from tiny_models import write_checkpoint
 from dflash.config import DataConfig, DrafterConfig, RunConfig, TargetConfig, to_toml
 from dflash.config.sections import EvalConfig, OptimConfig
 from dflash.drafter.model import Drafter
+from dflash.measurement import Bench
 from dflash.target.model import Target
 from dflash.target.shape import default_shape
+from dflash_bench import scaling, session
+from dflash_bench.session import BenchPlan
 
 TEXT = "import os\n\n\ndef main(argv):\n    return os.path.join(argv[0], 'name')\n" * 3
 
@@ -38,3 +42,22 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (run / "config.toml").write_text(to_toml(config))
     return run
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Bench], list[BenchPlan]]:
+    """Put a made-up bench in the place of measuring; the list holds the plans that were asked."""
+
+    def with_bench(bench: Bench) -> list[BenchPlan]:
+        plans: list[BenchPlan] = []
+
+        def run(plan: BenchPlan, *_: object, say: Callable[[str], None]) -> Bench:
+            plans.append(plan)
+            say("measuring")
+            return bench
+
+        monkeypatch.setattr(session, "run_bench", run)
+        monkeypatch.setattr(scaling, "run_scaling", run)
+        return plans
+
+    return with_bench

@@ -11,7 +11,7 @@ from bench_samples import error, good, sample
 
 from dflash.cli.__main__ import main
 from dflash.measurement import Bench, Estimate
-from dflash_bench import scaling, session
+from dflash_bench import scaling
 from dflash_bench.files import read_bench
 from dflash_bench.session import BenchPlan
 
@@ -25,25 +25,6 @@ BOTH = f"--shape tiny --config {ROOT}/configs/quickstart.toml"
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
-    """Put a made-up bench in the place of measuring; the list holds the plans that were asked."""
-
-    def with_bench(bench: Bench) -> list[BenchPlan]:
-        plans: list[BenchPlan] = []
-
-        def run(plan: BenchPlan, *_: object, say: Callable[[str], None]) -> Bench:
-            plans.append(plan)
-            say("measuring")
-            return bench
-
-        monkeypatch.setattr(session, "run_bench", run)
-        monkeypatch.setattr(scaling, "run_scaling", run)
-        return plans
-
-    return with_bench
 
 
 def test_all_rows_measured_is_exit_zero_with_a_table_on_stdout(
@@ -123,27 +104,6 @@ def test_an_assignment_is_for_the_shapes_that_have_its_key(answer: Answer) -> No
     assert mine.name == "quickstart:data.token_budget=1024:drafter.num_layers=1"
 
 
-def test_a_failed_row_is_exit_one_and_everything_is_written(
-    answer: Answer, tmp_path: Path, capsys: Capture
-) -> None:
-    answer(sample())
-    files = ["--json", "a.json", "--markdown", "a.md", "--html", "a.html"]
-    assert main(["bench", *files]) == 1
-    assert read_bench(tmp_path / "a.json") == sample()
-    assert "| graphed" in (tmp_path / "a.md").read_text()
-    assert "<svg" in (tmp_path / "a.html").read_text()
-    assert "cudagraph-trees" in capsys.readouterr().out
-    assert list(tmp_path.glob("*.partial")) == []
-
-
-def test_json_on_stdout_is_all_there_is_on_stdout(answer: Answer, capsys: Capture) -> None:
-    answer(good())
-    assert main(["bench", "--json", "-", "--expect", "graphed/eager >= 1.5"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["kind"] == "bench"
-    assert "ok graphed/eager >= 1.5 is met" in said.err
-
-
 def test_an_expectation_that_is_missed_is_exit_one(answer: Answer, capsys: Capture) -> None:
     answer(good())
     assert main(["bench", "--expect", "graphed/eager >= 3"]) == 1
@@ -215,6 +175,9 @@ def test_a_bench_in_which_nothing_ran_is_exit_four(answer: Answer, capsys: Captu
         ("--shape tiny --set num_anchors=512", "256 tokens have at most as many anchors", ""),
         (f"--seed {2**63}", "--seed", ""),
         ("--max-time inf", "--max-time", ""),
+        ("--drafters 99999999999999999999", "--drafters", ""),
+        ("--steps 10001", "--steps", ""),
+        ("--shape tiny --set =3", "--set =3 is no override", "key=value"),
         ("--timeout inf", "--timeout", ""),
         ("--markdown -", "--markdown - names no file", "/dev/stdout"),
         ("--html -", "--html - names no file", "/dev/stdout"),
@@ -289,24 +252,6 @@ def test_a_gpu_that_is_required_and_not_there_is_exit_three(
     assert "--require-gpu: torch finds no usable GPU here" in error(capsys)
 
 
-def test_the_schema_is_of_both_files(capsys: Capture) -> None:
-    assert main(["bench", "--schema"]) == 0
-    schema = json.loads(capsys.readouterr().out)
-    assert schema.keys() == {"Bench", "Changes"}
-    assert "benchmarks" in schema["Bench"]["properties"]
-
-
-def test_the_list_names_cases_modes_and_shapes(capsys: Capture) -> None:
-    assert main(["bench", "--list"]) == 0
-    listed = capsys.readouterr().out
-    for name in ("drafter-step", "reduce-overhead", "packing", "tiny", "packed-49k"):
-        assert name in listed
-    assert max(map(len, listed.splitlines())) <= 78
-    assert main(["bench", "--list", "--json", "-"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["shapes"]["qwen3-8b-3072"]["token_budget"] == 3072
-
-
 def test_scaling_sweeps_the_values_in_order(
     answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +266,25 @@ def test_scaling_sweeps_the_values_in_order(
     words = "--over num_anchors --values 64,32 --shape tiny"
     assert main(["bench", "scaling", *words.split()]) == 0
     assert asked[:2] == ["num_anchors", [32, 64]]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--over drafters --values 1,2 --drafters 3", "--drafters 3 says what --over drafters"),
+        (
+            "--over token_budget --values 128,256 --set token_budget=512",
+            "--set token_budget=512 says what --over token_budget",
+        ),
+    ],
+)
+def test_what_is_swept_is_said_once(
+    answer: Answer, capsys: Capture, *, words: str, told: str
+) -> None:
+    plans = answer(good())
+    assert main(["bench", "scaling", "--shape", "tiny", *words.split()]) == 2
+    assert told in error(capsys)
+    assert plans == []
 
 
 @pytest.mark.parametrize("values", ["8192", "a,b", "8192,8192", "0,1", "1,", "-1,2"])

@@ -20,12 +20,9 @@ from dflash_bench.machine import commit
 from dflash_bench.part import Limits, Part
 from dflash_bench.selection import chosen_cases, chosen_modes
 from dflash_bench.shapes import BenchShape
+from dflash_bench.timing import steps_that_fit
 from dflash_bench.weather import Watch
 
-TURN_S = 4.0
-"""Longer turns are cut: what takes turns should do so often."""
-
-LEAST_STEPS = 2
 LONG_STEP_S = 0.5
 """One untimed step of this length is lead-in enough for a turn, and ``LONG_SETTLING_STEPS`` of them
 before the first: one each that compiles, that captures, that replays, and one more."""
@@ -169,8 +166,7 @@ def setting_of(
     if "cpu" in used or flop is None:
         return setting
     step_s = flop / len(used) / ASSUMED_FLOPS
-    steps = max(LEAST_STEPS, min(plan.turn_steps, round(TURN_S / step_s)))
-    setting = replace(setting, turn_steps=min(plan.turn_steps, steps))
+    setting = replace(setting, turn_steps=steps_that_fit(plan.turn_steps, step_s))
     if step_s < LONG_STEP_S:
         return setting
     return replace(setting, lead_in_steps=1, settling_steps=LONG_SETTLING_STEPS)

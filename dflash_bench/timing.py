@@ -10,6 +10,16 @@ import torch
 
 MATRIX_SIZE = 8192
 
+TURN_S = 4.0
+"""Longer turns are cut: what takes turns should do so often."""
+
+LEAST_STEPS = 2
+
+
+def steps_that_fit(most: int, step_s: float) -> int:
+    """Steps of *step_s* seconds in a turn: as many as fit, two at least, *most* at most."""
+    return min(most, max(LEAST_STEPS, round(TURN_S / step_s)))
+
 
 def time_steps(run: Callable[[int], object], count: int, device: torch.device) -> list[float]:
     """Return milliseconds of *count* calls: by events on a GPU, by the clock on a CPU."""

@@ -63,11 +63,11 @@ def bench(  # noqa: PLR0913 - a command's options
     reports = BenchReports(json_out, markdown, html)
     reports.check(*(configs or []), *map(Path, data or []))
     wanted = _expectations(expect or [], cases or [], modes or [])
-    plan = option.bench_plan(given)
-    from dflash_bench.expectations import judge
-    from dflash_bench.session import run_bench
-
     with sigterm_is_ctrl_c():
+        plan = option.bench_plan(given)
+        from dflash_bench.expectations import judge
+        from dflash_bench.session import run_bench
+
         found = run_bench(plan, say=talk)
     outcomes = [outcome for each in wanted for outcome in judge(each, found)]
     reports.give(found, outcomes)

@@ -55,10 +55,10 @@ def scaling(  # noqa: PLR0913 - a command's options
     swept = _numbers(values)
     _refuse_what_is_swept(over, drafters=drafters, sets=sets or [])
     reports.check(*(configs or []), *map(Path, data or []))
-    plan = option.bench_plan(given)
-    from dflash_bench.scaling import run_scaling
-
     with sigterm_is_ctrl_c():
+        plan = option.bench_plan(given)
+        from dflash_bench.scaling import run_scaling
+
         found = run_scaling(plan, over, swept, say=talk)
     reports.give(found)
     sys.exit(exit_code(found))

@@ -102,7 +102,7 @@ class Decoding:
         )
         because = "eager decoding was asked for" if self.setting.mode == "eager" else None
         self._replays = Replays(self.models.target, eager_because=because)
-        return {"build_s": time.perf_counter() - started, "units": 1.0, "padded": False}
+        return {"build_s": time.perf_counter() - started, "padded": False}
 
     def prepare(self) -> dict[str, Any]:
         started = time.perf_counter()
@@ -132,6 +132,7 @@ class Decoding:
         return {
             **self._counters.found(),
             "capture_s": self._capturing.seconds,
+            "units": 1.0,
             "weights": [float(one.num_decoded) for one in self._decoded],
             "unsettled": self._given_up(),
         }

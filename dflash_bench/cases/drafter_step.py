@@ -20,6 +20,7 @@ from dflash_bench.drafters import PADDED, Drafters, is_naive, lengths_of
 from dflash_bench.flop import step_flop
 from dflash_bench.kernels import profile_steps
 from dflash_bench.planned import drafter_step_gib
+from dflash_bench.timing import steps_that_fit
 
 METRIC_STEPS = 5
 """Fewer where a turn has fewer."""
@@ -71,8 +72,16 @@ class DrafterStep:
         """Make the other untimed steps; with them the loss is known."""
         times_ms = self.drafters.steps(self.settling - 1)
         self.loss = self.drafters.loss()
+        if times_ms and self.setting.devices[0] == "cpu":  # of a GPU it was known beforehand
+            self._cut_turns(statistics.median(times_ms) * 1e-3)
         self.counters.read(self._made)
         return times_ms
+
+    def _cut_turns(self, step_s: float) -> None:
+        """Make a turn's steps fewer where they are long; whole rounds of the lengths."""
+        fitting = steps_that_fit(self.turn_steps, step_s)
+        num = len(lengths_of(self.setting))
+        self.turn_steps = max(num, fitting // num * num)
 
     def turn(self) -> list[float]:
         """Time some steps, each by itself."""

@@ -121,7 +121,7 @@ def test_a_rate_is_tokens_over_time_however_long_answers_are(
     subject = answering("plain", [long, short], monkeypatch)
     child = Child("plain", Decoding, limit_s=1.0)  # type: ignore[arg-type]
     child.turns = [subject.turn()]
-    child.facts |= {"units": 1.0, **subject.so_far()}
+    child.facts |= subject.so_far()
     child.close()
     assert child.turns == [[pytest.approx(10.0), pytest.approx(40.0)]]
     row = row_of(all_cases()["decode"], setting("plain"), child, beside=Beside())

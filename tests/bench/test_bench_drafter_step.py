@@ -16,6 +16,7 @@ from dflash_bench.drafters import LR, Drafters
 from dflash_bench.lengths import batch_lengths, length_of_step
 from dflash_bench.shapes import named_shape
 from dflash_bench.steps import make_step
+from dflash_bench.timing import steps_that_fit
 
 TINY = Setting(shape=named_shape("tiny"), mode="eager", turn_steps=4)
 VARIABLE = replace(TINY, lengths="variable")
@@ -103,6 +104,23 @@ def test_varying_lengths_are_fed_as_long_as_they_are_and_count_so() -> None:
     assert not runner.program.inputs  # none of them stays where it is
     fixed = Drafters(TINY).first
     assert set(fixed.runner.program.inputs) == {*fixed.step.batch._asdict()}
+
+
+@pytest.mark.parametrize(("asked", "steps"), [(TINY, 2), (VARIABLE, 3)])
+def test_turns_of_long_steps_are_short_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, *, asked: Setting, steps: int
+) -> None:
+    monkeypatch.setattr("dflash_bench.timing.TURN_S", 1e-6)
+    found = whole_life(replace(asked, turn_steps=10_000), num_turns=1)
+    assert [len(turn) for turn in found["turns"]] == [steps]
+
+
+@pytest.mark.parametrize(
+    ("step_s", "steps"), [(10.0, 2), (1.9, 2), (1.0, 4), (0.5, 8), (0.1, 10), (1e-6, 10)]
+)
+def test_a_turn_takes_about_four_seconds(step_s: float, steps: int) -> None:
+    assert steps_that_fit(10, step_s) == steps
+    assert steps_that_fit(1, step_s) == 1
 
 
 @pytest.mark.parametrize("asked", [TINY, VARIABLE])

@@ -35,7 +35,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="print one JSON value on st
 
 def _is_named(out: str | None) -> str | None:
     if out == "":
-        raise UsageError("--json names no file, but nothing", hint="name one; - is stdout")
+        raise UsageError("--json is empty", hint="name a file; - is stdout")
     return out
 
 

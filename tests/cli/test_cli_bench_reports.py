@@ -92,9 +92,7 @@ def test_a_comparison_is_shown_though_its_report_cannot_be_written(
 @pytest.mark.parametrize("words", ["bench", "bench compare a b", "diagnose all", "eval x"])
 def test_a_json_file_without_a_name_is_refused(words: str, capsys: Capture) -> None:
     assert main([*words.split(), "--json", ""]) == 2
-    assert error(capsys) == (
-        "error: --json names no file, but nothing\nhint: name one; - is stdout\n"
-    )
+    assert error(capsys) == "error: --json is empty\nhint: name a file; - is stdout\n"
 
 
 @pytest.mark.parametrize(("option", "key"), [("--list", "shapes"), ("--schema", "Bench")])

@@ -120,12 +120,12 @@ def _rate(child: Child) -> Estimate | None:
     num = sum(map(len, child.turns))
     units = child.facts.get("units")
     worth = [units] * num if isinstance(units, int | float) else list(units or ())[:num]
-    weights = list(child.facts.get("weights", [1.0] * num))[:num]
-    if len(worth) < num or len(weights) < num:
+    averaged = list(child.facts.get("averaged", [1.0] * num))[:num]
+    if len(worth) < num or len(averaged) < num:
         return None
-    of_each = iter(weights)
+    of_each = iter(averaged)
     whole_ms = [[time_ms * next(of_each) for time_ms in turn] for turn in child.turns]
-    return rate(whole_ms, [unit * weight for unit, weight in zip(worth, weights, strict=True)])
+    return rate(whole_ms, [unit * many for unit, many in zip(worth, averaged, strict=True)])
 
 
 def _start_up(child: Child, beside: Beside) -> StartUp | None:

@@ -107,6 +107,7 @@ def _list(json_out: str | None) -> None:
         facts = [{name: getattr(case, name) for name in names} for case in cases]
         sizes = {name: shape.record() for name, shape in shapes.items()}
         give_json({"cases": facts, "shapes": sizes}, json_file(json_out))
+    if json_out == "-":
         return
     lines = [line for case in cases for line in _told(case.name, case.help, modes=case.modes)]
     print_lines(["cases, and their modes with the baseline first", *lines, ""], lambda _: "")

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from dflash.cli.interrupts import INTERRUPTED_EXIT
 from dflash.cli.output import (
-    check_reports,
-    check_stdout,
+    check_outputs,
     json_file,
     print_json_text,
     print_lines,
-    raise_first,
+    raise_all,
     talk,
     write_all,
 )
@@ -41,10 +40,8 @@ class BenchReports:
         Raises:
             UsageError: one cannot, two are the same, or one is among those that are *read*.
         """
-        files = {"--json": self._json_file, "--markdown": self.markdown, "--html": self.html}
-        check_reports(files, read=read)
-        if self.json_out == "-":
-            check_stdout()
+        files = {"--markdown": self.markdown, "--html": self.html}
+        check_outputs(self.json_out, files, read=read)
 
     def give(self, bench: "Bench", outcomes: "Sequence[Outcome]" = ()) -> None:
         """Write every file, then print *bench* and what became of the expectations.
@@ -59,7 +56,7 @@ class BenchReports:
 
         failed = write_all(
             [
-                (self._json_file, lambda: bench_json(bench)),
+                (json_file(self.json_out), lambda: bench_json(bench)),
                 (self.markdown, lambda: bench_markdown(bench)),
                 (self.html, lambda: bench_html(bench)),
             ]
@@ -71,7 +68,7 @@ class BenchReports:
         else:
             told = list(outcome_lines(outcomes))
             print_lines([*bench_lines(bench), *([""] if told else []), *told], style_of)
-        raise_first(failed)
+        raise_all(failed)
 
     def give_changes(self, changes: "Changes") -> None:
         """Write every file, then print a comparison.
@@ -84,17 +81,16 @@ class BenchReports:
 
         text = changes.model_dump_json(indent=2) + "\n"
         failed = write_all(
-            [(self._json_file, lambda: text), (self.markdown, lambda: changes_markdown(changes))]
+            [
+                (json_file(self.json_out), lambda: text),
+                (self.markdown, lambda: changes_markdown(changes)),
+            ]
         )
         if self.json_out == "-":
             print_json_text(text)
         else:
             print_lines(change_lines(changes), style_of)
-        raise_first(failed)
-
-    @property
-    def _json_file(self) -> Path | None:
-        return json_file(self.json_out)
+        raise_all(failed)
 
 
 def outcome_lines(outcomes: "Sequence[Outcome]") -> Iterator[str]:

@@ -67,7 +67,7 @@ def scaling(  # noqa: PLR0913 - a command's options
 def _refuse_what_is_swept(over: str, *, drafters: int, sets: list[str]) -> None:
     from dflash_bench.shape_files import key_of
 
-    given = [f"--set {item}" for item in sets if key_of(item) == over]
+    given = [f"--set {item}" for item in sets if key_of(item).rpartition(".")[2] == over]
     if over == "drafters" and drafters != 1:
         given = [f"--drafters {drafters}"]
     if given:

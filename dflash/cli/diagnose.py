@@ -1,6 +1,5 @@
 """``dflash diagnose``: list failure modes, reproduce them here, read what a finished run shows."""
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,12 +10,15 @@ from dflash.cli.diagnose_options import refuse_others, task_of
 from dflash.cli.interrupts import sigterm_is_ctrl_c
 from dflash.cli.options import JsonOut
 from dflash.cli.output import (
+    give_json,
+    json_file,
     print_json,
     print_json_text,
     print_lines,
     print_table,
+    raise_all,
     talk,
-    write_report,
+    write_all,
 )
 from dflash.cli.reports import Reports
 from dflash.errors import MissingError
@@ -129,16 +131,15 @@ def _read_run(run_dir: Path, reports: Reports, *, fail_on: str) -> None:
     from dflash.report.diagnosis import run_lines, style_of
 
     reports.check(*files_of(run_dir))
-    json_out = reports.json_out
     installed_torch()
     found = diagnose_run(run_dir)
-    text = found.model_dump_json(indent=2)
-    if json_out == "-":
+    text = found.model_dump_json(indent=2) + "\n"
+    failed = write_all([(json_file(reports.json_out), lambda: text)])
+    if reports.json_out == "-":
         print_json_text(text)
     else:
-        if json_out:  # first, since whoever reads the screen may leave
-            write_report(Path(json_out), text + "\n")
         print_lines(run_lines(found), style_of)
+    raise_all(failed)
     if found.suffered and fail_on != "never":
         sys.exit(FOUND_EXIT)
 
@@ -174,11 +175,10 @@ def _list(
         rows.append((mode.slug, page_of(mode).title, runs, expected.expected, num))
     names = ("slug", "title", "applies", "expected", "launches")
     facts = [dict(zip(names, row, strict=True)) for row in rows]
+    if json_out is not None:
+        give_json(facts, json_file(json_out))
     if json_out == "-":
-        print_json(facts)
         return
-    if json_out:
-        write_report(Path(json_out), json.dumps(facts, indent=2) + "\n")
     shown = [(slug, runs, expected, str(num)) for slug, _, runs, expected, num in rows]
     print_table(("failure mode", "runs here", "expected", "launches"), shown)
     talk(f"expected: what is known of torch {machine.torch}; dflash explain SLUG says more")

@@ -2,14 +2,20 @@
 
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from dflash.cli.interrupts import TOGETHER_S
 from dflash.cli.options import JsonOut
-from dflash.cli.output import check_writable, print_json_text, talk, write_report
+from dflash.cli.output import (
+    check_outputs,
+    json_file,
+    print_json_text,
+    raise_all,
+    talk,
+    write_all,
+)
 from dflash.errors import MissingError
 from dflash.readable import signal_number
 
@@ -49,8 +55,7 @@ def watch(
     1 if something was found, else the program's own (128 + the signal that ended it). Where torch
     cannot be imported the program is run all the same, and nothing is diagnosed.
     """
-    if json_out and json_out != "-":
-        check_writable(Path(json_out))
+    check_outputs(json_out)
     if find_spec("torch") is None:
         raise MissingError("torch is not installed", hint="pip install torch")
     from dflash.diagnose.watch import Plan
@@ -82,12 +87,12 @@ def _diagnosed(watched: "Watched") -> "WatchDiagnosis":
 def _give(found: "WatchDiagnosis", *, json_out: str | None, fail_on: str) -> None:
     from dflash.report.diagnosis import watch_lines
 
-    text = found.model_dump_json(indent=2)
-    if json_out and json_out != "-":
-        write_report(Path(json_out), text + "\n")
+    text = found.model_dump_json(indent=2) + "\n"
+    failed = write_all([(json_file(json_out), lambda: text)])
     talk("\n".join(watch_lines(found)))
     if json_out == "-":
         print_json_text(text)
+    raise_all(failed)
     if code := _exit_code(found, fail_on=fail_on):
         sys.exit(code)
 

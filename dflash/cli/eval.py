@@ -20,7 +20,15 @@ from dflash.cli.options import (
     TargetPath,
     Temperature,
 )
-from dflash.cli.output import check_reports, print_json, print_table, talk, write_report
+from dflash.cli.output import (
+    check_outputs,
+    json_file,
+    print_json,
+    print_table,
+    raise_all,
+    talk,
+    write_all,
+)
 from dflash.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,8 +64,7 @@ def evaluate(  # noqa: PLR0913  one option each
 
     Ctrl-C ends it early: what was decoded by then is told and written, marked incomplete.
     """
-    if json_out not in (None, "-"):
-        check_reports({"--json": Path(json_out)}, read=[Path(prompts)] if prompts else [])
+    check_outputs(json_out, read=[Path(prompts)] if prompts else [])
     from dflash.train.evaluation import EvalSettings
     from dflash.train.pair import load_pair, require_pair, require_prompts_of
 
@@ -78,12 +85,14 @@ def evaluate(  # noqa: PLR0913  one option each
         result = _measure(pair, asked, settings)
     if result.eager_because is not None:
         talk(f"decoded eagerly: {result.eager_because}")
-    if json_out != "-":
+    report = _report(pair, prompts or "heldout", settings=settings, result=result)
+    report["complete"] = result.num_prompts == len(asked)
+    failed = write_all([(json_file(json_out), lambda: json.dumps(report, indent=2) + "\n")])
+    if json_out == "-":
+        print_json(report)
+    else:
         show(result, num_asked=len(asked))
-    if json_out is not None:
-        report = _report(pair, prompts or "heldout", settings=settings, result=result)
-        report["complete"] = result.num_prompts == len(asked)
-        _write_json(json_out, report)
+    raise_all(failed)
     if result.num_prompts < len(asked):
         sys.exit(INTERRUPTED_EXIT)
 
@@ -191,10 +200,3 @@ def _prompts(pair: "Pair", source: str | None, num_prompts: int | None) -> list[
 
         return read_prompts(source, tokenizer=pair.target.tokenizer, num_prompts=num_prompts)
     return heldout_of(pair, num_prompts)
-
-
-def _write_json(where: str, report: dict[str, Any]) -> None:
-    if where == "-":
-        print_json(report)
-        return
-    write_report(Path(where), json.dumps(report, indent=2) + "\n")

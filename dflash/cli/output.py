@@ -25,7 +25,10 @@ def check_stdout() -> None:
         UsageError: it was.
     """
     if getattr(sys.stdout, "name", None) == os.devnull:
-        raise UsageError("stdout is closed, so no JSON can be printed", hint="--json FILE")
+        raise UsageError(
+            "stdout is closed, so no JSON can be printed",
+            hint="let stdout lead somewhere, or name a file where --json takes one",
+        )
 
 
 def give_json(value: object, path: Path | None) -> None:
@@ -117,6 +120,22 @@ def check_reports(files: Mapping[str, Path | None], *, read: Iterable[Path] = ()
                 f"{one} and {other} name one file, {path}, which holds one report",
                 hint="give each report a file of its own",
             )
+
+
+def check_outputs(
+    json_out: str | None,
+    files: Mapping[str, Path | None] | None = None,
+    *,
+    read: Iterable[Path] = (),
+) -> None:
+    """The same of a command with ``--json FILE|-`` and whatever other *files*; "-" is stdout.
+
+    Raises:
+        UsageError: as ``check_reports``; stdout is to have it and was closed.
+    """
+    check_reports({"--json": json_file(json_out), **(files or {})}, read=read)
+    if json_out == "-":
+        check_stdout()
 
 
 def json_file(out: str | None) -> Path | None:
@@ -214,10 +233,10 @@ def write_report(path: Path, text: str) -> None:
         raise _unwritable(path, error) from error
 
 
-def write_all(reports: Sequence[tuple[Path | None, Callable[[], str]]]) -> Sequence[UsageError]:
-    """Write every report that can be written; what there is to say of the others.
+def write_all(reports: Sequence[tuple[Path | None, Callable[[], str]]]) -> list[UsageError]:
+    """Write every report that can be written, and return what there is to say of the others.
 
-    What was measured is in none of them again: whoever calls shows it, and then raises.
+    Raise that by ``raise_all`` once the screen has shown what may stand nowhere else.
     """
     failed = []
     for path, text in reports:
@@ -229,11 +248,11 @@ def write_all(reports: Sequence[tuple[Path | None, Callable[[], str]]]) -> Seque
     return failed
 
 
-def raise_first(failed: Sequence[UsageError]) -> None:
-    """Raise one error of all that *failed*, if any did.
+def raise_all(failed: Sequence[UsageError]) -> None:
+    """Raise all that *failed* as one error.
 
     Raises:
-        UsageError: names every one.
+        UsageError: where anything did.
     """
     if failed:
         raise UsageError("; ".join(error.what for error in failed), hint=failed[0].hint)

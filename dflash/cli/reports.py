@@ -6,18 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash.cli.output import (
-    check_reports,
-    check_stdout,
+    check_outputs,
     json_file,
     print_json_text,
     print_lines,
-    raise_first,
+    raise_all,
     write_all,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dflash.diagnose.findings import Diagnosis
 
 
@@ -35,10 +32,7 @@ class Reports:
         Raises:
             UsageError: one cannot, two are the same, or one is among those that are *read*.
         """
-        files = {"--json": self._json_file, "--junit": self.junit, "--html": self.html}
-        check_reports(files, read=read)
-        if self.json_out == "-":
-            check_stdout()
+        check_outputs(self.json_out, {"--junit": self.junit, "--html": self.html}, read=read)
 
     def give(self, found: "Diagnosis") -> None:
         """Write every file, then print *found*: whoever reads the screen may leave.
@@ -46,20 +40,13 @@ class Reports:
         Raises:
             UsageError: a file cannot be written; the others are, and all is printed.
         """
-        failed = write_all([(path, partial(made, found)) for path, made in self._files()])
+        files = ((json_file(self.json_out), _json), (self.junit, _junit), (self.html, _html))
+        failed = write_all([(path, partial(made, found)) for path, made in files])
         if self.json_out == "-":
             print_json_text(_json(found))
         else:
             _show(found)
-        raise_first(failed)
-
-    @property
-    def _json_file(self) -> Path | None:
-        return json_file(self.json_out)
-
-    def _files(self) -> "list[tuple[Path, Callable[[Diagnosis], str]]]":
-        files = ((self._json_file, _json), (self.junit, _junit), (self.html, _html))
-        return [(path, made) for path, made in files if path is not None]
+        raise_all(failed)
 
 
 def _show(found: "Diagnosis") -> None:

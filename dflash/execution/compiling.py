@@ -123,7 +123,7 @@ def num_compiled() -> int:
 
 
 def num_cached() -> int:
-    """Graphs of ``num_compiled`` that torch's compile cache held, forward and backward alike."""
+    """Graphs of ``num_compiled`` that torch's compile cache held, with their backward passes."""
     return _counted("aot_autograd", "autograd_cache_hit")
 
 

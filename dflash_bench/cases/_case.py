@@ -60,7 +60,7 @@ class Found(TypedDict, total=False):
         first_steps_ms: steps before the first timed one.
         units: what a timed step was worth (real tokens, for one), for every timed step in order;
             or one number for all.
-        weights: of how many units a timed step is the mean, for every one in order; one each where
+        averaged: of how many units a timed step is the mean, for every one in order; one each where
             it is not told.
         memory, graphs: of this process.
         unsettled: what went on while steps were timed and should not have.
@@ -74,7 +74,7 @@ class Found(TypedDict, total=False):
     capture_s: float
     first_steps_ms: list[float]
     units: list[float] | float
-    weights: list[float]
+    averaged: list[float]
     padded: bool
     memory: Memory
     graphs: Graphs

@@ -133,7 +133,7 @@ class Decoding:
             **self._counters.found(),
             "capture_s": self._capturing.seconds,
             "units": 1.0,
-            "weights": [float(one.num_decoded) for one in self._decoded],
+            "averaged": [float(one.num_decoded) for one in self._decoded],
             "unsettled": self._given_up(),
         }
 

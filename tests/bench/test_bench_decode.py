@@ -132,7 +132,7 @@ def test_a_rate_is_tokens_over_time_however_long_answers_are(
 def test_an_answer_of_its_first_token_alone_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = answering("plain", [answer(1), answer(5), answer(1)], monkeypatch)
     assert [len(subject.turn()) for _ in range(3)] == [2, 2, 2]
-    assert subject.so_far()["weights"] == [4.0] * 6
+    assert subject.so_far()["averaged"] == [4.0] * 6
     none = answering("plain", [answer(1)] * 3, monkeypatch)
     with pytest.raises(DataError, match="all 3 prompts with their first token"):
         none.turn()

@@ -276,6 +276,10 @@ def test_scaling_sweeps_the_values_in_order(
             "--over token_budget --values 128,256 --set token_budget=512",
             "--set token_budget=512 says what --over token_budget",
         ),
+        (
+            f"--values 128,256 --config {ROOT}/configs/quickstart.toml --set data.token_budget=5",
+            "--set data.token_budget=5 says what --over token_budget",
+        ),
     ],
 )
 def test_what_is_swept_is_said_once(

@@ -54,6 +54,45 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_work(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+LATE = {
+    "eval": ("eval RUN --device cpu --num-prompts 1 --max-new-tokens 4 --json OUT", "tau"),
+    "diagnose": ("diagnose label-shift --level quick --json OUT", "label-shift"),
+    "diagnose run": ("diagnose run EMPTY --json OUT", "no failure mode found"),
+    "diagnose watch": ("diagnose watch --json OUT -- true", "ok"),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_what_cannot_be_written_at_the_end_is_still_shown(
+    tmp_path: Path, run_dir: Path, capfd: pytest.CaptureFixture[str], *, name: str
+) -> None:
+    (tmp_path / "records.jsonl").touch()
+    command, shown = LATE[name]
+    for word, path in {"RUN": run_dir, "EMPTY": tmp_path, "OUT": "/dev/full"}.items():
+        command = command.replace(word, str(path))
+    assert main(command.split()) == 2
+    said = capfd.readouterr()
+    assert "error: the report /dev/full cannot be written: No space left" in said.err
+    assert shown in said.out + said.err.partition("error:")[0]
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_json_for_a_stdout_that_is_closed_is_refused_before_any_work(
+    tmp_path: Path, name: str
+) -> None:
+    words = LATE[name][0].replace("OUT", "-")
+    ran = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$0" -c "$1" {words} >&-', sys.executable, BLOCKED],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 2, ran.stderr
+    assert "error: stdout is closed, so no JSON can be printed" in ran.stderr
+
+
 def test_a_folder_may_be_new_with_new_parents_or_there(tmp_path: Path) -> None:
     for replaced in (True, False):
         check_folder(tmp_path / "new" / "folder", replaced=replaced)

@@ -6,7 +6,7 @@ opens its GPU. Children do so one at a time.
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,15 @@ class Numbered:
 
     Args:
         devices: that it uses; the first is opened before anything else.
+        uuids: of GPUs, as whoever starts the process has found them out.
     """
 
-    def __init__(self, make: Callable[[], Subject], *, devices: Sequence[str]) -> None:
+    def __init__(
+        self, make: Callable[[], Subject], *, devices: Sequence[str], uuids: Mapping[str, str]
+    ) -> None:
         self._make = make
         self._devices = devices
-        self._uuids = Watch(devices).uuids  # found out once, by whoever starts the process
+        self._uuids = {name: uuid for name, uuid in uuids.items() if name in devices}
 
     def __call__(self) -> "Numbered":
         self._subject = self._make()

@@ -219,7 +219,7 @@ class Part:
             return self._started.pop(name)
         product = partial(MatrixProduct, self._device)
         make = product if name == PRODUCT else partial(self.case.make, self.settings[name])
-        numbered = Numbered(make, devices=self._devices)
+        numbered = Numbered(make, devices=self._devices, uuids=self.watch.uuids)
         return stack.enter_context(Child(name, numbered, limit_s=self.limits.limit_s))
 
     def _measure(

@@ -155,7 +155,8 @@ def test_a_child_is_told_its_gpus_and_does_not_ask_again(
     calls, run = answering(*reversed(nvml.uuids))
     asked_by(monkeypatch, run)
     make = partial(Sound, "one", tmp_path / "log")
-    numbered = pickle.loads(pickle.dumps(Numbered(make, devices=("cuda:0",))))  # noqa: S301 - ours
+    told = Numbered(make, devices=("cuda:0",), uuids=Watch(("cuda:0", "cuda:1")).uuids)
+    numbered = pickle.loads(pickle.dumps(told))  # noqa: S301 - ours
     visible_gpus.as_cuda_counts.cache_clear()
     monkeypatch.setattr(torch, "zeros", lambda *_, **_more: nvml.processes.update({1234: 2**30}))
     assert numbered().build()["gpu_process"] == 1234  # it runs on the H200, and is not NVML's first

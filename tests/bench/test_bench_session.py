@@ -185,7 +185,7 @@ def test_a_mode_that_others_left_no_memory_is_measured_again_by_itself(
     *, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     own: set[int] = set()
-    monkeypatch.setattr("dflash_bench.part.Numbered", lambda make, devices: make)  # noqa: ARG005
+    monkeypatch.setattr("dflash_bench.part.Numbered", lambda make, **_: make)
     monkeypatch.setattr(Watch, "weather", lambda _, numbers: own.update(numbers) or Weather())
     make = partial(Timed, log=tmp_path / "log")
     found = run(replace(FAKE, make=make, modes=("base", mode, "same")))

@@ -229,7 +229,8 @@ def test_a_subject_is_built_whether_or_not_its_process_is_found(
 
     monkeypatch.setattr(torch, "zeros", open_gpu)
     nvml.lacks = tuple(f"nvmlDeviceGet{name}" for name in lacks)
-    numbered = Numbered(partial(Sound, "one", tmp_path / "log"), devices=("cuda:1",))()
+    make = partial(Sound, "one", tmp_path / "log")
+    numbered = Numbered(make, devices=("cuda:1",), uuids=Watch(("cuda:1",)).uuids)()
     number = None if lacks else 1234
     assert numbered.build() == {"gpu_process": number, "process": os.getpid()}
     assert numbered.so_far() == {"gpu_process": number, "process_gib": held_gib}

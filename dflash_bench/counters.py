@@ -2,7 +2,7 @@
 
 import torch
 
-from dflash.execution import capture_watch
+from dflash.execution import capture_watch, peak_allocated_bytes, peak_reserved_bytes
 from dflash.execution.compiling import num_cached, num_compiled, num_skipped
 from dflash.measurement import Graphs, Memory
 from dflash.train.logbook import GIB, peak_resident_gib
@@ -44,16 +44,16 @@ class Counters:
             self._settled = num_compiled(), capture_watch().total
         if self._on_gpu:
             self._steps.append(step)
-            self._allocated_gib.append(self._stat("allocated_bytes.all.peak") / GIB)
-            self._reserved_gib.append(self._stat("reserved_bytes.all.peak") / GIB)
+            self._allocated_gib.append(peak_allocated_bytes(self.device) / GIB)
+            self._reserved_gib.append(peak_reserved_bytes(self.device) / GIB)
 
     def memory(self) -> Memory:
         """Peaks so far; what only a GPU has is None on a CPU."""
         if not self._on_gpu:
             return Memory(rss_gib=peak_resident_gib())
         return Memory(
-            peak_allocated_gib=self._stat("allocated_bytes.all.peak") / GIB,
-            peak_reserved_gib=self._stat("reserved_bytes.all.peak") / GIB,
+            peak_allocated_gib=peak_allocated_bytes(self.device) / GIB,
+            peak_reserved_gib=peak_reserved_bytes(self.device) / GIB,
             graph_pools_gib=graph_pools_gib(self.device),
             rss_gib=peak_resident_gib(),
             device_allocs=self._since(self._stat("num_device_alloc"), self._allocs),

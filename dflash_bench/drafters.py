@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dflash.drafter.training import StepInputs
-from dflash.execution import SEALABLE, Mode, Program, Runner, process_seal
+from dflash.execution import SEALABLE, Mode, Program, Runner, on_stream, process_seal
 from dflash.execution.compiling import first_compile
 from dflash.pipeline.lifeline import Halted, Lifeline
 from dflash.train.devices import choose_sum
@@ -206,7 +206,7 @@ class Drafters:
 
         def guarded(drafter: Drafter) -> Result:
             try:
-                with torch.cuda.stream(drafter.runner.stream):
+                with on_stream(drafter.runner.stream):
                     return body(drafter)
             except BaseException as error:
                 if not isinstance(error, Halted):  # who waited for the one that failed

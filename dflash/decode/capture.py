@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dflash.decode.rows import NotStaticError
 from dflash.errors import DflashError
 from dflash.execution.graphs import capture
+from dflash.execution.streams import on_stream
 
 ATTEMPTS = 2
 """A thread that waits for the whole device meanwhile breaks a capture; once may be bad luck."""
@@ -35,7 +36,7 @@ class Capturer:
         """
         caller = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(caller)
-        with torch.cuda.stream(self._stream):
+        with on_stream(self._stream):
             with NoHostReads():  # type: ignore[no-untyped-call]  # torch's own class has no types
                 body()
             for _ in range(self._warm_up_runs - 1):

@@ -9,10 +9,12 @@ from dflash.execution.captures import CaptureWatch, capture_watch
 from dflash.execution.faults import CaptureError, NumericsError, SealedError
 from dflash.execution.graphs import capture
 from dflash.execution.modes import CAPTURING, SEALABLE, Mode, ModeChoice, choose_mode
+from dflash.execution.peaks import peak_allocated_bytes, peak_reserved_bytes
 from dflash.execution.program import Program, Region
 from dflash.execution.report import WarmUp
 from dflash.execution.runner import Runner
 from dflash.execution.seal import Seal, process_seal, sealed, unsealed
+from dflash.execution.streams import on_stream
 from dflash.execution.training_step import TrainingStep
 from dflash.execution.trial import Ready, make_ready
 from dflash.execution.versions import Behaviour, behaviour_of, is_known
@@ -40,6 +42,9 @@ __all__ = [
     "choose_mode",
     "is_known",
     "make_ready",
+    "on_stream",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
     "process_seal",
     "sealed",
     "unsealed",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dflash.execution.compiling import compile_regions
 from dflash.execution.graphs import capture
+from dflash.execution.peaks import Replayed
 from dflash.execution.program import Program
 from dflash.execution.report import WarmUp
 from dflash.execution.rounds import TOLERANCE, check_same, rehearse
@@ -50,6 +51,7 @@ class Graphed:
         self._here = self._root
         self._expected = torch.zeros(0)
         self._limit = 0.0
+        self._replayed = Replayed(program.device)
 
     def warm_up(self) -> WarmUp:
         """Launch the rounds until they are warm, capture them, and compare a replay.
@@ -99,6 +101,7 @@ class Graphed:
                 node.graph.reset()
                 node.graph = None
         self._root = self._here = _Node("")
+        self._replayed.freed()
         self._undo()
 
     def _launch(self, part: str) -> None:
@@ -107,7 +110,7 @@ class Graphed:
     def _capture(self) -> None:
         torch.cuda.empty_cache()  # what launching has left in the cache, the graphs need themselves
         pool = torch.cuda.graph_pool_handle()
-        with self._program.rehearsal():
+        with self._program.rehearsal(), self._replayed.captured():
             for parts in self._program.rounds:
                 node = self._root
                 for part in parts:
@@ -120,6 +123,7 @@ class Graphed:
                         what=f'part "{part}" of mode "graphed"',
                     )
                     node.carried = [_alias(tensor) for tensor in self._program.carried()]
+        self._replayed.counted()
         self._here = self._root
 
     def _check(self, probe: Tensor, thread: str) -> float:

@@ -11,6 +11,7 @@ import torch
 from dflash.errors import DflashError
 from dflash.execution.captures import begin_uncounted, capture_watch
 from dflash.execution.faults import capture_error
+from dflash.execution.streams import on_stream
 
 
 def capture(
@@ -45,7 +46,7 @@ def capture(
     graph = torch.cuda.CUDAGraph()
     pool = torch.cuda.graph_pool_handle() if pool is None else pool
     torch.cuda.synchronize(device)
-    with _no_garbage_collection(), torch.cuda.device(device), torch.cuda.stream(stream):
+    with _no_garbage_collection(), on_stream(stream):
         torch.cuda.current_blas_handle()
         broken = _recorded(body, graph, pool, device=device)
     if broken is None:
@@ -127,7 +128,7 @@ def _capture_one_kernel(device: torch.device) -> None:
     one = torch.zeros(1, device=device)
     stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
     torch.cuda.synchronize(device)
-    with torch.cuda.stream(stream):
+    with on_stream(stream):
         begin_uncounted(graph, capture_error_mode="thread_local")
         one.add_(1)
         graph.capture_end()

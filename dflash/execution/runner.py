@@ -1,8 +1,7 @@
 """The runner makes a program ready in one mode; then one worker thread feeds and calls it."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -17,6 +16,7 @@ from dflash.execution.program import Program
 from dflash.execution.report import WarmUp
 from dflash.execution.rounds import Order, synchronize
 from dflash.execution.signature import check_signature
+from dflash.execution.streams import on_stream
 from dflash.execution.trees import Trees
 
 
@@ -120,7 +120,7 @@ class Runner:
         """What *make_ready* reports, with the seconds and the counts of the process."""
         started, compiled, skipped = time.perf_counter(), num_compiled(), num_skipped()
         synchronize(self.program.device)
-        with self._on_stream():
+        with on_stream(self.stream):
             report = make_ready()
         synchronize(self.program.device)
         return report.with_(
@@ -128,14 +128,6 @@ class Runner:
             num_compiled=num_compiled() - compiled,
             num_skipped=num_skipped() - skipped,
         )
-
-    @contextmanager
-    def _on_stream(self) -> Iterator[None]:
-        if self.stream is None:
-            yield
-        else:
-            with torch.cuda.device(self.program.device), torch.cuda.stream(self.stream):
-                yield
 
 
 def _execution_of(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dflash.data.batch import PackedBatch
 from dflash.drafter.training import StepInputs
+from dflash.execution import on_stream
 from dflash.pipeline.idle import StreamIdle
 from dflash.pipeline.slots import BatchFacts, FeatureSlot, HostSlot
 from dflash.target.model import Target
@@ -65,7 +66,7 @@ class TargetLane:
             return
         assert slot.free is not None
         assert slot.ready is not None
-        with torch.cuda.stream(slot.copy_stream):
+        with on_stream(slot.copy_stream):
             slot.free.wait()
             _copy_inputs(slot.inputs, inputs)
             slot.ready.record()
@@ -73,7 +74,7 @@ class TargetLane:
     def _run_in_place(self, host: HostSlot, batch: PackedBatch, slot: FeatureSlot) -> None:
         assert slot.free is not None
         assert slot.ready is not None
-        with torch.cuda.stream(self.stream):
+        with on_stream(self.stream):
             with self.idle.waiting():
                 slot.free.wait()
             _write_inputs(slot.inputs, batch)
@@ -84,7 +85,7 @@ class TargetLane:
 
     def _run_staged(self, host: HostSlot, batch: PackedBatch, slot: FeatureSlot) -> None:
         staging = self._next_staging(slot)
-        with torch.cuda.stream(self.stream):
+        with on_stream(self.stream):
             with self.idle.waiting():
                 staging.copied.wait()
             _write_inputs(staging.inputs, batch)
@@ -96,17 +97,17 @@ class TargetLane:
             # A copy between devices also waits for the destination's *current* stream, so the
             # destination gets a side stream of its own, never the one its drafter computes on.
             if slot.copy_stream is not None:
-                on_side_streams.enter_context(torch.cuda.stream(slot.copy_stream))
+                on_side_streams.enter_context(on_stream(slot.copy_stream))
                 assert slot.free is not None
                 slot.free.wait()
-            on_side_streams.enter_context(torch.cuda.stream(self._copy_stream))
+            on_side_streams.enter_context(on_stream(self._copy_stream))
             staging.computed.wait()
             _copy_inputs(slot.inputs, staging.inputs)
             staging.copied.record()
         if slot.ready is None:
             staging.copied.synchronize()  # a CPU drafter reads without events
         else:
-            with torch.cuda.stream(slot.copy_stream):
+            with on_stream(slot.copy_stream):
                 staging.copied.wait()
                 slot.ready.record()
 

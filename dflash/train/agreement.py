@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dflash.errors import ReplicasDifferError
+from dflash.execution import on_stream
 from dflash.pipeline.lifeline import TICK_S, Lifeline
 from dflash.train.step import TrainStep
 
@@ -49,7 +50,7 @@ class Agreement:
         if not self._every_steps:
             return
         for step, stream in zip(self._steps, streams, strict=True):
-            with torch.cuda.stream(stream):
+            with on_stream(stream):
                 checksums(step)
 
     def __call__(self, replica: int, step: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dflash.execution import capture_watch
+from dflash.execution import capture_watch, peak_allocated_bytes, peak_reserved_bytes
 from dflash.execution.compiling import num_compiled
 from dflash.pipeline.slots import BatchFacts
 from dflash.pipeline.waiting import Waits
@@ -176,15 +176,15 @@ def _per_step(name: str, before: _Mark, now: _Mark) -> float:
 
 def device_memory() -> dict[str, object]:
     """Peaks and allocation counts of every CUDA device this process uses; no synchronisation."""
-    stats = {
-        f"cuda:{index}": torch.cuda.memory_stats(index)
-        for index in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
-    }
-    used = {device: s for device, s in stats.items() if s.get("reserved_bytes.all.peak", 0)}
+    number = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+    gpus = {f"cuda:{index}": torch.device("cuda", index) for index in range(number)}
+    used = {name: gpu for name, gpu in gpus.items() if peak_reserved_bytes(gpu)}
     return {
-        "allocated_gib": {d: s["allocated_bytes.all.peak"] / GIB for d, s in used.items()},
-        "reserved_gib": {d: s["reserved_bytes.all.peak"] / GIB for d, s in used.items()},
-        "device_allocs": {d: s["num_device_alloc"] for d, s in used.items()},
+        "allocated_gib": {name: peak_allocated_bytes(gpu) / GIB for name, gpu in used.items()},
+        "reserved_gib": {name: peak_reserved_bytes(gpu) / GIB for name, gpu in used.items()},
+        "device_allocs": {
+            name: torch.cuda.memory_stats(gpu)["num_device_alloc"] for name, gpu in used.items()
+        },
     }
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from dflash.execution import Runner
+from dflash.execution import Runner, on_stream
 from dflash.pipeline.feed import Feed
 from dflash.train.agreement import Agreement
 from dflash.train.replicas import GradientSum
@@ -48,7 +48,7 @@ def train_loop(
     def body(feed: Feed) -> None:
         if drafting.step.device.type == "cuda":
             torch.cuda.set_device(drafting.step.device)
-        with torch.cuda.stream(drafting.stream):
+        with on_stream(drafting.stream):
             if drafting.boundary is not None:
                 drafting.boundary.start(feed)
             for step in range(first_step, end_step):

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from dflash.config import RunConfig
-from dflash.execution import Runner
+from dflash.execution import Runner, peak_allocated_bytes, peak_reserved_bytes
 from dflash.pipeline.cores import cores_shared_by
 from dflash.target.sizes import sizes_of
 from dflash.train.build import build
@@ -100,6 +100,6 @@ def _with_peaks(plan: DevicePlan, *, before_gib: float) -> DevicePlan:
         return replace(plan, measured_bytes=int((peak_resident_gib() - before_gib) * GIB))
     return replace(
         plan,
-        measured_bytes=torch.cuda.max_memory_allocated(plan.device),
-        reserved_bytes=torch.cuda.max_memory_reserved(plan.device),
+        measured_bytes=peak_allocated_bytes(torch.device(plan.device)),
+        reserved_bytes=peak_reserved_bytes(torch.device(plan.device)),
     )

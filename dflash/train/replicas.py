@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.cuda import nccl
 
 from dflash.errors import MissingError
+from dflash.execution import on_stream
 from dflash.pipeline.lifeline import TICK_S, Lifeline
 from dflash.pipeline.slots import BatchFacts
 from dflash.train.devices import SumChoice
@@ -104,7 +105,7 @@ class GradientSum:
         for numel, dtype in _sizes_of_sums(self._steps[0]):
             copies = []
             for step, stream in zip(self._steps, self._streams, strict=True):
-                with torch.cuda.stream(stream):
+                with on_stream(stream):
                     copies.append(torch.zeros(numel, dtype=dtype, device=step.device))
             self._all_reduce(copies)
         for step in self._steps:

@@ -10,7 +10,7 @@ import torch
 
 from dflash.drafter.anchors import Anchors, anchor_scores, draw_anchors
 from dflash.drafter.masks import MaskTables, block_mask_from, mask_tables
-from dflash.execution import capture
+from dflash.execution import capture, on_stream
 from dflash_bench.cases import MODES
 from dflash_bench.cases._case import Case, Found, Setting, first_device
 from dflash_bench.cases._repeated import Repeated, Run, Work
@@ -84,7 +84,7 @@ def _ready(make: Callable[[], None], mode: str, device: torch.device) -> Run:
         make()
         return lambda _number: make()
     stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
+    with on_stream(stream):
         for _ in range(2):
             make()
     graph = capture(make, device=device, stream=stream, what="the block mask")

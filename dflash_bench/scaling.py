@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from dflash.measurement import Bench, Estimate, Row, Scaling, Weather
+from dflash.measurement import Bench, Estimate, Row, Scaling
 from dflash.train.fit import OUTSIDE_BYTES
 from dflash.train.memory import GIB
 from dflash_bench.cases import all_cases
@@ -31,13 +31,7 @@ def run_scaling(
     """
     for shape in plan.shapes:
         check_values(shape, over, values)
-    found: Bench | None = None
-    for part in _parts(plan, over, values):
-        bench = run_bench(part, say=say)
-        found = bench if found is None else joined(found, bench)
-        if not bench.complete:
-            break
-    assert found is not None, "there was no value to measure"
+    found = run_bench(*_plans(plan, over, values), say=say)
     curves = [
         curve
         for shape in plan.shapes
@@ -47,8 +41,8 @@ def run_scaling(
     return found.model_copy(update={"scaling": curves, "options": options})
 
 
-def _parts(plan: BenchPlan, over: Over, values: Sequence[int]) -> Iterator[BenchPlan]:
-    """One bench of all shapes, or one for each number of drafters."""
+def _plans(plan: BenchPlan, over: Over, values: Sequence[int]) -> Iterator[BenchPlan]:
+    """One of all shapes, or one for each number of drafters."""
     if over != "drafters":
         shapes = tuple(swept_shape(s, over, value) for s in plan.shapes for value in values)
         yield replace(plan, shapes=shapes)
@@ -56,40 +50,6 @@ def _parts(plan: BenchPlan, over: Over, values: Sequence[int]) -> Iterator[Bench
     for value in values:
         shapes = tuple(swept_shape(shape, over, value) for shape in plan.shapes)
         yield replace(plan, shapes=shapes, drafters=value)
-
-
-def joined(one: Bench, other: Bench) -> Bench:
-    """Two benches of one machine as one."""
-    return one.model_copy(
-        update={
-            "complete": one.complete and other.complete,
-            "wall_s": one.wall_s + other.wall_s,
-            "shapes": {**one.shapes, **other.shapes},
-            "rows": [*one.rows, *other.rows],
-            "comparisons": [*one.comparisons, *other.comparisons],
-            "weather": _joined_weather(one.weather, other.weather),
-            "overhead_share": one.overhead_share or other.overhead_share,
-        }
-    )
-
-
-def _joined_weather(one: Weather | None, other: Weather | None) -> Weather | None:
-    """Both together; a median of two medians is none."""
-    if one is None or other is None:
-        return one or other
-    lows = [w.sm_mhz_low for w in (one, other) if w.sm_mhz_low is not None]
-    limited = [w.power_limited_share for w in (one, other) if w.power_limited_share is not None]
-    highs = [w.sm_mhz_high for w in (one, other) if w.sm_mhz_high is not None]
-    hottest = [w.temperature_c_max for w in (one, other) if w.temperature_c_max is not None]
-    return Weather(
-        samples=one.samples + other.samples,
-        sm_mhz_low=min(lows, default=None),
-        sm_mhz_high=max(highs, default=None),
-        power_limited_share=max(limited, default=None),
-        temperature_c_max=max(hottest, default=None),
-        spoiled=[*one.spoiled, *other.spoiled],
-        unknown_because=one.unknown_because or other.unknown_because,
-    )
 
 
 def _curves(

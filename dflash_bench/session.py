@@ -3,10 +3,10 @@
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from typing import Any
 
 import torch
@@ -73,10 +73,10 @@ class BenchPlan:
     command: str = "dflash bench"
 
 
-def run_bench(plan: BenchPlan, *, say: Callable[[str], None]) -> Bench:
+def run_bench(plan: BenchPlan, *more: BenchPlan, say: Callable[[str], None]) -> Bench:
     """Measure everything that *plan* asks for; talk goes to *say*.
 
-    A mode that fails is a row. Ctrl-C ends the measuring, and what is known by then is returned
+    So it does of *more* plans, which name other shapes or numbers of drafters. A mode that fails is a row. Ctrl-C ends the measuring, and what is known by then is returned
     with ``complete=False``; a second one ends it without asking what else is known.
 
     Raises:
@@ -84,6 +84,7 @@ def run_bench(plan: BenchPlan, *, say: Callable[[str], None]) -> Bench:
         MissingError: ``require_gpu`` without a GPU.
     """
     started, began = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+    plans = [plan, *more]
     devices = settled_devices(plan)
     cases = chosen_cases(plan.cases)
     chosen_modes(plan.modes, cases)
@@ -91,10 +92,12 @@ def run_bench(plan: BenchPlan, *, say: Callable[[str], None]) -> Bench:
     here = environment()
     parts: list[Part] = []
     complete = True
-    measured = _measured_on(plan, cases, devices)
+    measured = _measured_on(plans, cases)
     with Watch(measured) as watch:
         try:
-            for part in _parts(plan, cases, devices=devices, watch=watch, say=say):
+            for part in (
+                each for one in plans for each in _parts(one, cases, watch=watch, say=say)
+            ):
                 parts.append(part)
                 part.finds_overhead = all(one.overhead_share is None for one in parts)
                 part.run()
@@ -110,7 +113,7 @@ def run_bench(plan: BenchPlan, *, say: Callable[[str], None]) -> Bench:
         wall_s=round(time.monotonic() - started, 3),
         environment=here,
         device=_device_name(measured, here, watch),
-        shapes={shape.name: shape.record() for shape in plan.shapes},
+        shapes={shape.name: shape.record() for one in plans for shape in one.shapes},
         options=_options(plan, devices),
         matrix_tflops=_median([part.matrix_tflops for part in parts]),
         overhead_share=next((part.overhead_share for part in parts if part.overhead_share), None),
@@ -173,13 +176,9 @@ def setting_of(
 
 
 def _parts(
-    plan: BenchPlan,
-    cases: tuple[Case, ...],
-    *,
-    devices: tuple[str, ...],
-    watch: Watch,
-    say: Callable[[str], None],
+    plan: BenchPlan, cases: tuple[Case, ...], *, watch: Watch, say: Callable[[str], None]
 ) -> Iterator[Part]:
+    devices = settled_devices(plan)
     limits = Limits(
         precision=plan.precision,
         max_time_s=plan.max_time_s / len(plan.lengths),
@@ -232,18 +231,15 @@ def _options(plan: BenchPlan, devices: tuple[str, ...]) -> dict[str, Any]:
     return {**chosen, "devices": list(devices)}
 
 
-def _measured_on(
-    plan: BenchPlan, cases: tuple[Case, ...], devices: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Where the cases run; what only others of the plan's devices do is nobody's weather."""
-    shapes, lengths = plan.shapes[:1], plan.lengths[0]
-    settings = [
-        (case, setting_of(plan, case, shape=shape, lengths=lengths, devices=devices))
-        for case in cases
-        for shape in shapes
-    ]
-    found = dict.fromkeys(device for case, one in settings for device in case.devices(one))
-    return tuple(found) or devices
+def _measured_on(plans: Sequence[BenchPlan], cases: tuple[Case, ...]) -> tuple[str, ...]:
+    """Where the cases run; what only others of the plans' devices do is nobody's weather."""
+    found: dict[str, None] = {}
+    for plan in plans:
+        shapes, lengths, devices = plan.shapes[:1], plan.lengths[0], settled_devices(plan)
+        for case, shape in product(cases, shapes):
+            setting = setting_of(plan, case, shape=shape, lengths=lengths, devices=devices)
+            found |= dict.fromkeys(case.devices(setting))
+    return tuple(found) or settled_devices(plans[0])
 
 
 def _device_name(measured: tuple[str, ...], here: Environment, watch: Watch) -> str:

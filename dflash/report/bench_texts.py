@@ -68,7 +68,7 @@ def curve_findings(curve: Scaling) -> Iterator[str]:
             f" {fit.value:.2f} ({fit.low:.2f} to {fit.high:.2f})"
         )
     if curve.wall is not None:
-        yield f"the memory plan says that {curve.wall:,.0f} does not fit"
+        yield f"by the memory plan {curve.over} = {curve.wall:,.0f} is the first that does not fit"
 
 
 def conditions(bench: Bench) -> Iterator[tuple[str, str]]:

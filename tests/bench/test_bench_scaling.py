@@ -1,19 +1,20 @@
 """Cost curves from rows whose times are made up by a law, and what bad values are told."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from dflash.environment import Environment
 from dflash.errors import UsageError
-from dflash.measurement import Bench, Memory, Row, Spoiled, Spread, Weather
+from dflash.measurement import Bench, Memory, Row, Spread
 from dflash.nvml import Gpu
 from dflash_bench import scaling
-from dflash_bench.scaling import joined, run_scaling
+from dflash_bench.scaling import run_scaling
 from dflash_bench.session import BenchPlan
 from dflash_bench.shapes import BenchShape, named_shape
 from dflash_bench.swept import Over, swept_shape
+from dflash_bench.weather import Watch
 
 TINY = named_shape("tiny")
 LARGE = named_shape("qwen3-8b-3072")
@@ -53,15 +54,17 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> tuple[list[BenchPlan], list[Law]]:
     seen: list[BenchPlan] = []
     laws: list[Law] = []
 
-    def run_bench(plan: BenchPlan, *, say: Callable[[str], None]) -> Bench:
+    def run_bench(*asked: BenchPlan, say: Callable[[str], None]) -> Bench:
         say("measuring")
-        seen.append(plan)
+        seen.extend(asked)
         rows = [
             row_of(shape, mode, step_ms=laws[-1](plan, shape, mode))
+            for plan in asked
             for shape in plan.shapes
             for mode in MODES
         ]
-        return bench_of(rows, shapes={shape.name: shape.record() for shape in plan.shapes})
+        shapes = {shape.name: shape.record() for plan in asked for shape in plan.shapes}
+        return bench_of(rows, shapes=shapes)
 
     monkeypatch.setattr(scaling, "run_bench", run_bench)
     monkeypatch.setattr(scaling, "settled_devices", lambda plan: ("cuda:0",) * plan.drafters)
@@ -166,7 +169,7 @@ def test_the_wall_of_anchors_is_the_first_that_does_not_fit(plans: Any) -> None:
     assert below + 1 <= H200.memory_gib < first + 1
 
 
-def test_numbers_of_drafters_are_benches_of_their_own_joined_in_one(plans: Any) -> None:  # noqa: ANN401
+def test_numbers_of_drafters_are_plans_of_their_own_in_one_bench(plans: Any) -> None:  # noqa: ANN401
     plans[1].append(lambda plan, _, __: 10.0 * plan.drafters)
     found = sweep(LARGE, "drafters", [1, 2, 3])
     assert [plan.drafters for plan in plans[0]] == [1, 2, 3]
@@ -188,35 +191,14 @@ def test_an_interrupt_keeps_the_values_that_were_measured(
     plans[1].append(lambda plan, _, __: 10.0 * plan.drafters)
     whole = scaling.run_bench
 
-    def interrupted(plan: BenchPlan, *, say: Callable[[str], None]) -> Bench:
-        return whole(plan, say=say).model_copy(update={"complete": plan.drafters < 2})
+    def interrupted(*asked: BenchPlan, say: Callable[[str], None]) -> Bench:
+        return whole(*asked[:2], say=say).model_copy(update={"complete": False})
 
     monkeypatch.setattr(scaling, "run_bench", interrupted)
     found = sweep(LARGE, "drafters", [1, 2, 3])
     assert not found.complete
     assert [plan.drafters for plan in plans[0]] == [1, 2]
     assert found.scaling[0].values == [1.0, 2.0]
-
-
-def test_weather_of_several_benches_is_the_worst_of_all() -> None:
-    spoiled = Spoiled(what="throttled", text="it was hot", share=0.5)
-    calm = Weather(samples=10, sm_mhz_low=1900.0, sm_mhz_high=1980.0, temperature_c_max=50.0)
-    hot = Weather(
-        samples=5,
-        sm_mhz_median=1500.0,
-        sm_mhz_low=1200.0,
-        sm_mhz_high=1980.0,
-        temperature_c_max=88.0,
-        spoiled=[spoiled],
-    )
-    found = joined(bench_of([], weather=calm, wall_s=1.0), bench_of([], weather=hot, wall_s=2.0))
-    assert found.wall_s == 3.0
-    assert found.weather is not None
-    assert (found.weather.samples, found.weather.sm_mhz_low) == (15, 1200.0)
-    assert found.weather.temperature_c_max == 88.0
-    assert found.weather.sm_mhz_median is None
-    assert found.weather.spoiled == [spoiled]
-    assert joined(bench_of([]), bench_of([], weather=hot)).weather == hot
 
 
 @pytest.mark.parametrize(
@@ -234,6 +216,32 @@ def test_values_that_no_batch_can_have_are_refused_before_anything_runs(
 ) -> None:
     with pytest.raises(UsageError, match=says):
         sweep(LARGE, over, values)
+
+
+@pytest.mark.slow
+def test_drafters_are_swept_in_one_bench_under_one_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one number of drafters does is not somebody else's work before the next."""
+    watches: list[tuple[str, ...]] = []
+
+    class Counted(Watch):
+        def __init__(self, devices: Sequence[str]) -> None:
+            super().__init__(devices)
+            watches.append(tuple(devices))
+
+    monkeypatch.setattr("dflash_bench.session.Watch", Counted)
+    plan = BenchPlan(
+        shapes=(TINY,),
+        modes=("eager",),
+        devices=("cpu",),
+        max_time_s=0.5,
+        min_pairs=2,
+        turn_steps=2,
+    )
+    found = run_scaling(plan, "drafters", [1, 2], say=lambda _: None)
+    assert watches == [("cpu",)]
+    assert found.scaling[0].values == [1.0, 2.0]
+    assert all(step_ms is not None and step_ms > 0 for step_ms in found.scaling[0].step_ms)
+    assert list(found.shapes) == ["tiny:drafters=1", "tiny:drafters=2"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Peaks with pools of graphs, on an allocator that is made up after the caching allocator's rules."""
+"""Peaks with pools of graphs, on an allocator that is made up after the rules of torch's."""
 
 import gc
 from collections.abc import Iterator
@@ -122,9 +122,14 @@ def test_devices_are_counted_apart(allocator: Allocator) -> None:
 def test_a_capture_that_fails_counts_what_it_took_and_no_pool(allocator: Allocator) -> None:
     allocator.make(10)
     pool = Replayed(GPU)
-    with pytest.raises(torch.OutOfMemoryError), pool.captured():
-        allocator.use_for_a_while(25)
-        raise torch.OutOfMemoryError
+
+    def fail() -> None:
+        with pool.captured():
+            allocator.use_for_a_while(25)
+            raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        fail()
     assert pool.num_bytes == 0
     assert peak_allocated_bytes(GPU) == 35
     allocator.use_for_a_while(5)

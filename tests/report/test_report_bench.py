@@ -73,7 +73,7 @@ def test_a_curve_is_a_table_with_its_exponent_and_its_wall() -> None:
     assert ["49,152", "151.0", "skipped"] in rows
     text = "\n".join(lines)
     assert "step time grows as token_budget to the power 1.14 (1.11 to 1.17)" in text
-    assert "the memory plan says that 49,152 does not fit" in text
+    assert "by the memory plan token_budget = 49,152 is the first that does not fit" in text
     assert "made-up-8192, fixed" not in text  # its one row is in the curve
     none = sample().scaling[0].model_copy(update={"peak_gib": [None] * 4})
     bare = bench_lines(sample().model_copy(update={"scaling": [none]}))

@@ -100,6 +100,30 @@ def test_the_plan_is_what_a_step_takes(  # noqa: PLR0917
     assert plan["reserved_bytes"] >= 0.75 * predicted, gib
 
 
+def test_graphs_of_several_drafters_on_a_gpu_are_planned_and_counted_each(
+    place: Path, tmp_path: Path, wide_target: Path
+) -> None:
+    """The allocator's own peak has only one of the pools that the graphs live in."""
+    measured = {}
+    for number in (1, 2):
+        config = write_config(
+            tmp_path / f"{number}.toml",
+            place,
+            wide_target,
+            execution={"mode": "graphed"},
+            drafter={"devices": ("cuda:0",) * number},
+        )
+        done = dflash("train", config, "--dry-run", "--json")
+        assert done.returncode == 0, done.stderr
+        (plan,) = json.loads(done.stdout)["plans"]
+        predicted = sum(plan["items"].values())
+        measured[number] = plan["measured_bytes"]
+        assert 0.75 * predicted <= measured[number] <= 1.10 * predicted, plan["items"]
+        assert measured[number] <= plan["reserved_bytes"]
+    shared = 2**29  # the target is there once
+    assert measured[2] >= 2 * measured[1] - shared
+
+
 def test_what_cannot_fit_is_refused_before_anything_is_loaded(
     place: Path, tmp_path: Path, wide_target: Path
 ) -> None:

@@ -76,8 +76,9 @@ class BenchPlan:
 def run_bench(plan: BenchPlan, *more: BenchPlan, say: Callable[[str], None]) -> Bench:
     """Measure everything that *plan* asks for; talk goes to *say*.
 
-    So it does of *more* plans, which name other shapes or numbers of drafters. A mode that fails is a row. Ctrl-C ends the measuring, and what is known by then is returned
-    with ``complete=False``; a second one ends it without asking what else is known.
+    *more* plans are of other shapes or numbers of drafters. A mode that fails is a row. Ctrl-C ends
+    the measuring, and what is known by then is returned with ``complete=False``; a second one ends
+    it without asking what else is known.
 
     Raises:
         UsageError: an unknown case, mode or device, or a file that is not there.

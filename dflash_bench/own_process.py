@@ -56,8 +56,11 @@ class Numbered:
     def _open(self) -> int | None:
         import torch
 
+        from dflash.execution import use_device
+
         with _one_at_a_time():
             before = set(self._watch.processes())
+            use_device(torch.device(self._devices[0]))
             torch.zeros(1, device=self._devices[0])
             after = set(self._watch.processes())
         if os.getpid() in after:

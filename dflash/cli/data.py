@@ -177,12 +177,14 @@ def _settings(given: dict[str, Any], target: "Target", lines: list[str]) -> "Syn
 def _load_target(source: str, device: str) -> Any:  # noqa: ANN401  # avoids importing torch for --help
     import torch
 
+    from dflash.execution import use_device
     from dflash.target.model import Target
 
     if device == "auto":
         device = "cuda:0" if torch.cuda.is_available() else "cpu"
     try:
         place = torch.device(device)
+        use_device(place)
         torch.empty(1, device=place)
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
         first = str(error).splitlines()[0]

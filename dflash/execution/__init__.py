@@ -14,7 +14,7 @@ from dflash.execution.program import Program, Region
 from dflash.execution.report import WarmUp
 from dflash.execution.runner import Runner
 from dflash.execution.seal import Seal, process_seal, sealed, unsealed
-from dflash.execution.streams import on_stream
+from dflash.execution.streams import on_stream, use_device
 from dflash.execution.training_step import TrainingStep
 from dflash.execution.trial import Ready, make_ready
 from dflash.execution.versions import Behaviour, behaviour_of, is_known
@@ -48,4 +48,5 @@ __all__ = [
     "process_seal",
     "sealed",
     "unsealed",
+    "use_device",
 ]

@@ -1,9 +1,16 @@
-"""Streams as current ones, on GPUs that need not be the thread's own."""
+"""Current streams and devices, which belong to a thread and are cuda:0's where it chose none."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+
+def use_device(device: torch.device) -> None:
+    """Make a CUDA *device* the calling thread's own: where events, replays and captures are that
+    name none. Does nothing for a CPU, nor for "cuda", which is that device already."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from dflash.execution import use_device
 from dflash.pipeline.feed import Feed
 from dflash.pipeline.gate import Gate, Opening
 from dflash.pipeline.idle import StreamIdle
@@ -74,8 +75,7 @@ class Pipeline:
 
     def prime_lane(self, lane: TargetLane, assemble: Assemble, number: int) -> None:
         """The same for one target; returns when its devices are done."""
-        if lane.device.type == "cuda":
-            torch.cuda.set_device(lane.device)
+        use_device(lane.device)
         batch = assemble(number, None)
         with torch.no_grad():
             for slots in self.slots:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from dflash.data.batch import PackedBatch
+from dflash.execution import use_device
 from dflash.pipeline.feed import wait_for
 from dflash.pipeline.lane import TargetLane
 from dflash.pipeline.lifeline import Lifeline
@@ -52,8 +53,7 @@ def run_target(
     life: Lifeline,
 ) -> None:
     """Turn this target's share of the batches into features, in order."""
-    if lane.device.type == "cuda":
-        torch.cuda.set_device(lane.device)
+    use_device(lane.device)
     num_targets = numbers.step
     with torch.no_grad():
         for number in numbers:

@@ -248,8 +248,13 @@ class _Batch:
         self._written.zero_()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._step()
+        device = self._token_R.device
+        with torch.cuda.device(
+            device
+        ):  # by itself it would capture on a stream of the thread's own
+            stream = torch.cuda.Stream(device)
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                self._step()
         return graph
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from dflash.execution import Runner, on_stream
+from dflash.execution import Runner, on_stream, use_device
 from dflash.pipeline.feed import Feed
 from dflash.train.agreement import Agreement
 from dflash.train.replicas import GradientSum
@@ -46,8 +46,7 @@ def train_loop(
     """Return the body of a drafter worker: steps *first_step* up to, not including, *end_step*."""
 
     def body(feed: Feed) -> None:
-        if drafting.step.device.type == "cuda":
-            torch.cuda.set_device(drafting.step.device)
+        use_device(drafting.step.device)
         with on_stream(drafting.stream):
             if drafting.boundary is not None:
                 drafting.boundary.start(feed)

@@ -15,6 +15,7 @@ from dflash.data.sources import find_sources
 from dflash.drafter.model import Drafter
 from dflash.drafter.shape import DrafterShape
 from dflash.errors import CheckpointError, UsageError
+from dflash.execution import use_device
 from dflash.target.loading import called, resolve_source
 from dflash.target.model import Target
 from dflash.train.stored import (
@@ -49,7 +50,8 @@ def load_pair(
 ) -> Pair:
     """Read the drafter at *path* and load its target, or the one that *target* names.
 
-    Both run in bf16 on cuda and in fp32 on the CPU.
+    Both run in bf16 on cuda and in fp32 on the CPU. The device is the calling thread's own from
+    then on.
 
     Raises:
         CheckpointError: no drafter there, or it does not fit the target.
@@ -61,6 +63,7 @@ def load_pair(
     if source is None:
         raise _no_target(path)
     place = check_device(device)
+    use_device(place)
     dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
     with _called(path, target):
         loaded = Target.load(

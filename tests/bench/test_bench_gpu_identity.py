@@ -158,9 +158,12 @@ def test_a_child_is_told_its_gpus_and_does_not_ask_again(
     told = Numbered(make, devices=("cuda:0",), uuids=Watch(("cuda:0", "cuda:1")).uuids)
     numbered = pickle.loads(pickle.dumps(told))  # noqa: S301 - ours
     visible_gpus.as_cuda_counts.cache_clear()
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch, "zeros", lambda *_, **_more: nvml.processes.update({1234: 2**30}))
     assert numbered().build()["gpu_process"] == 1234  # it runs on the H200, and is not NVML's first
     assert len(calls) == 1
+    assert chosen == [torch.device("cuda", 0)]  # its thread's own, so that it opens no other
 
 
 @pytest.fixture

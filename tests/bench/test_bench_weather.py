@@ -227,6 +227,7 @@ def test_a_subject_is_built_whether_or_not_its_process_is_found(
     def open_gpu(*_: object, **_more: object) -> None:
         nvml.processes[1234] = 3 * 2**30
 
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
     monkeypatch.setattr(torch, "zeros", open_gpu)
     nvml.lacks = tuple(f"nvmlDeviceGet{name}" for name in lacks)
     make = partial(Sound, "one", tmp_path / "log")

@@ -27,13 +27,20 @@ def tell():
 """
 CASE = f"""{TELL}
 if __name__ == "__main__":
-    from bench_cases import measured, setting
+    from functools import partial
+    from bench_cases import setting
+    from dflash_bench.cases import all_cases
+    from dflash_bench.own_process import Numbered
     case, mode = sys.argv[1:]
-    times_ms, _ = measured(case, setting(mode, devices=({DEVICE!r},), target_device={DEVICE!r}))
-    assert times_ms
+    asked = setting(mode, devices=({DEVICE!r},), target_device={DEVICE!r})
+    subject = Numbered(partial(all_cases()[case].make, asked), devices=asked.devices, uuids={{}})()
+    subject.build()
+    subject.prepare()
+    assert subject.turn()
+    subject.finish()
     tell()
 """
-TRAIN = f"""{TELL}
+COMMAND = f"""{TELL}
 if __name__ == "__main__":
     from dflash.cli.__main__ import main
     try:
@@ -44,10 +51,10 @@ if __name__ == "__main__":
 
 
 def ended(program: str, *words: str) -> "subprocess.CompletedProcess[str]":
-    paths = [str(ROOT), str(ROOT / "tests" / "bench"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT), str(ROOT / "tests" / "bench"), *sys.path]
     return subprocess.run(
         [sys.executable, "-c", program, *words],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
         check=False,
@@ -82,9 +89,12 @@ def test_a_bench_opens_the_gpu_that_it_measures(case: str, mode: str) -> None:
     assert OPENED not in done.stderr
 
 
-def test_a_run_opens_the_gpu_that_it_trains_on(place: Path, tmp_path: Path) -> None:
-    here = {"devices": (DEVICE,)}
+def test_training_and_decoding_open_the_gpu_that_they_are_on(place: Path, tmp_path: Path) -> None:
+    here, run = {"devices": (DEVICE,)}, str(tmp_path / "run")
     config = write_toml(tmp_path / "run.toml", place, target=here, drafter=here)
-    done = ended(TRAIN, "train", str(config), "--run-dir", str(tmp_path / "run"))
-    assert done.returncode == 0, done.stderr
-    assert OPENED not in done.stderr
+    trained = ended(COMMAND, "train", str(config), "--run-dir", run)
+    assert trained.returncode == 0, trained.stderr
+    assert OPENED not in trained.stderr
+    decoded = ended(COMMAND, "eval", run, "--device", DEVICE, "--num-prompts", "1")
+    assert decoded.returncode == 0, decoded.stderr
+    assert OPENED not in decoded.stderr

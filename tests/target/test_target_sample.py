@@ -15,7 +15,7 @@ NEW = 12
 
 
 def load(folder: Path, name: str, *, device: str = "cpu") -> Target:
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
     return Target.load(write_model(folder / name, name), taps=[0], device=device, dtype=dtype)
 
 
@@ -118,9 +118,15 @@ def test_bad_requests_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3"])
-def test_a_captured_step_writes_what_the_uncaptured_one_writes(tmp_path: Path, name: str) -> None:
-    target = load(tmp_path, name, device="cuda")
+def test_a_captured_step_writes_what_the_uncaptured_one_writes(
+    tmp_path: Path, name: str, device: str
+) -> None:
+    """Whichever device is the thread's own."""
+    if device == "cuda:1" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA GPUs")
+    target = load(tmp_path, name, device=device)
     for temperature in (0.0, 1.0):
         limits = SampleLimits(max_new_tokens=40, temperature=temperature, top_p=0.9)
         plain, graphed = (Sampler(target, limits, graph=graph) for graph in (False, True))

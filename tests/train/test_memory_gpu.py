@@ -51,7 +51,7 @@ def dflash(*arguments: str, before: str = "") -> "subprocess.CompletedProcess[st
     program = f"{before}\nimport sys\nfrom dflash.cli.__main__ import main\nsys.exit(main())"
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         capture_output=True,
         text=True,
         check=False,

@@ -43,10 +43,10 @@ def capture(
         torch.OutOfMemoryError: as it comes.
     """
     capture_watch()
-    graph = torch.cuda.CUDAGraph()
     pool = torch.cuda.graph_pool_handle() if pool is None else pool
     torch.cuda.synchronize(device)
     with _no_garbage_collection(), on_stream(stream):
+        graph = torch.cuda.CUDAGraph()  # made elsewhere it would open that GPU
         torch.cuda.current_blas_handle()
         broken = _recorded(body, graph, pool, device=device)
     if broken is None:
@@ -126,9 +126,10 @@ def _undo_half_an_end(device: torch.device, pool: Any) -> None:  # noqa: ANN401
 
 def _capture_one_kernel(device: torch.device) -> None:
     one = torch.zeros(1, device=device)
-    stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream(device)
     torch.cuda.synchronize(device)
     with on_stream(stream):
+        graph = torch.cuda.CUDAGraph()
         begin_uncounted(graph, capture_error_mode="thread_local")
         one.add_(1)
         graph.capture_end()

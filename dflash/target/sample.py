@@ -246,13 +246,11 @@ class _Batch:
             self._written.zero_()
             self._step()
         self._written.zero_()
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self._generator)
         device = self._token_R.device
-        with torch.cuda.device(
-            device
-        ):  # by itself it would capture on a stream of the thread's own
-            stream = torch.cuda.Stream(device)
+        # Graph, stream and what the generator keeps for it are otherwise the thread's own device's.
+        with torch.cuda.device(device):
+            graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+            graph.register_generator_state(self._generator)
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self._step()
         return graph

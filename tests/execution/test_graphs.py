@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,6 +94,29 @@ def test_a_capture_runs_the_body_once_without_garbage_collection() -> None:
     assert seen == [False]
     options = {"pool": "pool", "capture_error_mode": "thread_local"}
     assert FakeGraph.log == ["cuBLAS handle", ("begin", options, False), "end"]
+
+
+def test_a_graph_is_made_where_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``CUDAGraph()`` takes the current stream, and so opens the current device."""
+    current = ["cuda:0"]
+    made_on: list[str] = []
+
+    @contextmanager
+    def device(name: str) -> Iterator[None]:
+        current.append(name)
+        yield
+        current.pop()
+
+    class Made(FakeGraph):
+        def __init__(self) -> None:
+            made_on.append(current[-1])
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Made)
+    stream: Any = SimpleNamespace(device="cuda:1")
+    capture(lambda: None, device=torch.device("cuda:1"), stream=stream, pool="pool")
+    assert made_on == ["cuda:1"]
+    assert current == ["cuda:0"]
 
 
 def test_what_a_failed_body_had_made_is_gone_though_somebody_keeps_the_error() -> None:

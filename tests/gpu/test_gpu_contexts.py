@@ -95,6 +95,6 @@ def test_training_and_decoding_open_the_gpu_that_they_are_on(place: Path, tmp_pa
     trained = ended(COMMAND, "train", str(config), "--run-dir", run)
     assert trained.returncode == 0, trained.stderr
     assert OPENED not in trained.stderr
-    decoded = ended(COMMAND, "eval", run, "--device", DEVICE, "--num-prompts", "1")
+    decoded = ended(COMMAND, "generate", run, "--prompt", "def f", "--device", DEVICE)
     assert decoded.returncode == 0, decoded.stderr
     assert OPENED not in decoded.stderr

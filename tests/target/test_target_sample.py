@@ -1,5 +1,7 @@
 """Batched generation chooses what the model alone would choose, row by row."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -114,6 +116,44 @@ def test_bad_requests_are_named(tmp_path: Path) -> None:
     for wrong in ({"max_new_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}):
         with pytest.raises(UsageError):
             SampleLimits(**{"max_new_tokens": 1, **wrong})
+
+
+def test_a_step_is_captured_on_the_device_of_its_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graph, stream and a generator's seed for the graph are made on the current device."""
+    current, seen = ["the thread's own"], []
+
+    @contextmanager
+    def device(name: torch.device) -> Iterator[None]:
+        current.append(str(name))
+        yield
+        current.pop()
+
+    class Graph:
+        def __init__(self) -> None:
+            seen.append(("graph", current[-1]))
+
+        def register_generator_state(self, _generator: torch.Generator) -> None:
+            seen.append(("seed", current[-1]))
+
+    @contextmanager
+    def graph(_graph: Graph, *, stream: str, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
+        seen.append(("capture", stream))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda name: f"a stream of {name}")
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    sampler = Sampler(load(tmp_path, "llama"), SampleLimits(max_new_tokens=2))
+    sampler.sample(PROMPTS, seed=0)
+    batch = sampler._batch  # noqa: SLF001
+    assert batch is not None
+    batch._capture()  # noqa: SLF001
+    assert seen == [("graph", "cpu"), ("seed", "cpu"), ("capture", "a stream of cpu")]
+    assert current == ["the thread's own"]
 
 
 @pytest.mark.gpu

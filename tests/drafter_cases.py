@@ -45,9 +45,13 @@ def golden_tensors() -> dict[str, Tensor]:
     return load_file(GOLDEN / "golden.safetensors")
 
 
+def golden_weights() -> dict[str, Tensor]:
+    return load_file(GOLDEN / "model.safetensors")
+
+
 def golden_drafter() -> Drafter:
     drafter = Drafter(from_zlab(json.loads((GOLDEN / "config.json").read_text())))
-    drafter.load_state_dict(load_file(GOLDEN / "model.safetensors"))
+    drafter.load_state_dict(golden_weights())
     return drafter
 
 

@@ -184,8 +184,8 @@ def _load_target(source: str, device: str) -> Any:  # noqa: ANN401  # avoids imp
         device = "cuda:0" if torch.cuda.is_available() else "cpu"
     try:
         place = torch.device(device)
-        use_device(place)
         torch.empty(1, device=place)
+        use_device(place)
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
         first = str(error).splitlines()[0]
         raise UsageError(

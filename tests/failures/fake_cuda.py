@@ -58,6 +58,14 @@ def unsafe(*_: object, **__: object) -> None:
             raise RuntimeError(REFUSED)
 
 
+class FakeStream:
+    """Of the one GPU there is."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self, *_: object) -> None: ...
+
+
 class FakeEvent:
     record = unsafe
     query = unsafe
@@ -99,7 +107,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, mallocs_from: int) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x)
     monkeypatch.setattr(torch, "rand", _drawn)
     replaced = {
-        "CUDAGraph": FakeGraph, "Event": FakeEvent, "Stream": lambda *_: object(),
+        "CUDAGraph": FakeGraph, "Event": FakeEvent, "Stream": FakeStream,
         "empty_cache": unsafe, "synchronize": lambda *_: None, "manual_seed": lambda _: None,
         "graph_pool_handle": lambda: "pool", "device": _context, "stream": _context,
         "current_blas_handle": lambda: 0,

@@ -230,8 +230,9 @@ def test_drafters_are_swept_in_one_bench_under_one_watch(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("dflash_bench.session.Watch", Counted)
     plan = BenchPlan(
+        cases=("mask",),
         shapes=(TINY,),
-        modes=("eager",),
+        modes=("launched",),
         devices=("cpu",),
         max_time_s=0.5,
         min_pairs=2,

@@ -58,7 +58,10 @@ def test_a_document_does_not_move_when_its_neighbours_change(tmp_path: Path, nam
     one, two = packed(seed=0), packed(seed=1)
     two["tokens_T"][8:19] = one["tokens_T"][8:19]
     first, second = (target.features(**batch, cu_lengths=BOUNDS) for batch in (one, two))
-    torch.testing.assert_close(first[8:19], second[8:19], rtol=0, atol=1e-6)
+    # An expert's product has as many rows as tokens chose it, in either batch another number, and a
+    # CPU sums them in another order then: 1.2e-6 off on AMD's, of values up to 1.4.
+    atol = 1e-5 if "moe" in name else 1e-6
+    torch.testing.assert_close(first[8:19], second[8:19], rtol=0, atol=atol)
     assert not torch.allclose(first[:7], second[:7])
 
 

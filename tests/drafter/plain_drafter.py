@@ -1,7 +1,8 @@
 """z-lab's forward pass by the formulas alone, on a checkpoint's tensors: an oracle for bits.
 
-Sums of floats depend on how wide a CPU's vectors are, so golden tensors are reproduced bit for bit
-on some machines only; this is z-lab's arithmetic on the machine that the test runs on.
+Last bits depend on the kernels that torch has for a CPU (``ATEN_CPU_CAPABILITY`` changes them), so
+golden tensors are reproduced bit for bit on some machines only; this is z-lab's arithmetic on the
+machine that the test runs on.
 """
 
 from collections.abc import Mapping

@@ -161,27 +161,35 @@ import os, random, signal, sys, time
 from pathlib import Path
 from typing import Any
 from dflash.cli.__main__ import main
-from dflash.train.stored import CHECKPOINTS, check_files, complete_checkpoints, read_manifest
+from dflash.train.stored import check_files, complete_checkpoints, read_manifest
+
+def newest():
+    # By name: the run may delete what is looked at.
+    folders = complete_checkpoints(run_dir)
+    return int(folders[-1].name.removeprefix("step-")) if folders else 0
 
 # Children that are forked from a process that has loaded everything once start in milliseconds.
 main([*sys.argv[1:3], "--dry-run"])
 command, run_dir = sys.argv[1:], Path("killed")
 random.seed(4)
-kills, steps, begun, unit_s = 0, [0], time.monotonic(), 0.0
-while kills < 20:
+steps, startup_s = [0], 0.0
+for kill in range(20):
+    # Moments go by what the run has reached: a machine that others use is slow at times. Most
+    # fall after some new checkpoints, others while the run starts.
+    first, wanted, begun = newest(), random.randrange(5) if kill else 1, time.monotonic()
     child = os.fork()
     if child == 0:
         os._exit(main(command))
-    if not kills:  # a machine that others use may be slow: moments by its own time to a checkpoint
-        while not complete_checkpoints(run_dir) and time.monotonic() - begun < 60:
-            time.sleep(0.002)
-        unit_s = time.monotonic() - begun
-    time.sleep(random.uniform(0.2, 2.5) * unit_s)
+    while newest() < first + 2 * wanted:
+        if time.monotonic() - begun > 60:
+            sys.exit(f"no {wanted} checkpoints in 60 s after {kill} kills")
+        time.sleep(0.002)
+    startup_s = startup_s or time.monotonic() - begun
+    time.sleep(random.uniform(0, 0.2 if wanted else 1.0) * startup_s)
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if os.WIFEXITED(status):
-        sys.exit(f"the run ended by itself with {os.WEXITSTATUS(status)} after {kills} kills")
-    kills += 1
+        sys.exit(f"the run ended by itself with {os.WEXITSTATUS(status)} after {kill} kills")
     for folder in complete_checkpoints(run_dir):
         manifest = read_manifest(folder)
         check_files(folder, manifest, manifest.files)

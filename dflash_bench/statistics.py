@@ -22,7 +22,7 @@ rates of wrong verdicts.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -209,11 +209,22 @@ def fit_exponent(values: Sequence[float], times: Sequence[float]) -> Estimate:
 
 def turn_logs(turns_ms: Turns) -> Floats:
     """Logarithm of the mean of the middle half of every turn."""
-    return np.array([math.log(float(_middle(np.asarray(turn, float)))) for turn in turns_ms])
+    return np.log(_of_each(turns_ms, _middle))
 
 
 def _mean_logs(turns_ms: Turns) -> Floats:
-    return np.log([np.mean(turn) for turn in turns_ms])
+    return np.log(_of_each(turns_ms, _mean))
+
+
+def _of_each(turns_ms: Turns, figure: Callable[[Floats], Floats]) -> Floats:
+    """A figure of every turn; in one go where all are of one length, as almost always."""
+    if len({len(turn) for turn in turns_ms}) == 1:
+        return figure(np.array(turns_ms, float))
+    return np.array([figure(np.array(turn, float)) for turn in turns_ms])
+
+
+def _mean(values: Floats) -> Floats:
+    return np.asarray(values.mean(axis=-1))
 
 
 def _pair_logs(one: Turns, other: Turns) -> Floats:

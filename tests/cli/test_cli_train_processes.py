@@ -98,12 +98,14 @@ def test_a_second_interrupt_ends_at_once(
     place: Path, tmp_path: Path, *, every_steps: int, left: str
 ) -> None:
     """The loader hangs in a C call, so the step that the first one waits for never comes."""
-    changes: dict[str, Any] = {"checkpoint": {"every_steps": every_steps}}
+    changes = {"checkpoint": {"every_steps": every_steps}, "log": {"every_steps": 2}}
     toml = write_toml(tmp_path / "long.toml", place, optim={"max_steps": 10**6}, **changes)
     hang = BREAK.format(harm="ctypes.CDLL(None).sleep(60)")
     process = start("train", str(toml), "--run-dir", "here", code=hang)
-    wait_for(process, "step 4/")
-    time.sleep(1.0)  # six batches were assembled: their steps are over, and no other comes
+    wait_for(process, "step 6/")  # six batches were assembled: no other step comes
+    last = tmp_path / "here" / "checkpoints" / "step-00000006" / "manifest.json"
+    while every_steps == 2 and not last.exists() and process.poll() is None:
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1.0)
@@ -125,14 +127,14 @@ def test_a_hang_ends_the_process_with_the_stacks_written(
 ) -> None:
     toml = write_toml(tmp_path / "hang.toml", place)
     process = start(
-        "train", str(toml), "--run-dir", "here", "--watchdog", "1", code=BREAK.format(harm=harm)
+        "train", str(toml), "--run-dir", "here", "--watchdog", "3", code=BREAK.format(harm=harm)
     )
     wait_for(process, "step 4/")
     started = time.monotonic()
     _, err = process.communicate(timeout=30)
     assert process.returncode == 5
     assert time.monotonic() - started < 10.0
-    assert "error: no thread of the pipeline made progress for 1 s" in err
+    assert "error: no thread of the pipeline made progress for 3 s" in err
     stacks = (tmp_path / "here" / "stacks.txt").read_text()
     for name in ("loader", "target-0", "drafter-0", "MainThread"):
         assert f"is {name}\n" in stacks

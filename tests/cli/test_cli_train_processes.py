@@ -161,7 +161,6 @@ def test_a_worker_s_death_is_told_once(place: Path, tmp_path: Path) -> None:
 KILLS = """
 import os, random, signal, sys, time
 from pathlib import Path
-from typing import Any
 from dflash.cli.__main__ import main
 from dflash.train.stored import check_files, complete_checkpoints, read_manifest
 

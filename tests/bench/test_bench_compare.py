@@ -339,6 +339,38 @@ def test_a_compile_cache_that_held_more_is_told() -> None:
     assert not compared(bench(measured("eager"), unknown), other).differences
 
 
+@pytest.mark.parametrize(
+    ("cached", "gib", "verdict"),
+    [
+        ((2, 6), 5.020, "unclear"),
+        ((6, 2), 5.020, "unclear"),
+        ((2, 2), 5.020, "worse"),
+        ((2, 6), 5.100, "worse"),
+        ((2, 6), 4.700, "better"),
+        ((2, 6), 4.970, "same"),
+        ((2, None), 5.020, "worse"),
+    ],
+)
+def test_memory_that_reading_graphs_from_the_cache_can_move_is_no_news(
+    cached: tuple[int, int | None], gib: float, verdict: str
+) -> None:
+    """4.961 and 5.020 GiB are one command's, with an empty compile cache and with a full one."""
+
+    def run(cached: int | None, gib: float) -> Bench:
+        row = measured("graphed")
+        assert row.memory is not None
+        assert row.graphs is not None
+        memory = row.memory.model_copy(update={"peak_reserved_gib": gib})
+        graphs = row.graphs.model_copy(update={"compiled": 7, "cached": cached})
+        return bench(row.model_copy(update={"memory": memory, "graphs": graphs}))
+
+    before, after = run(cached[0], 4.961), run(cached[1], gib)
+    rule = "peak_reserved_gib > +1%"
+    found = change(compared(before, after, rule), "peak_reserved_gib")
+    assert found.verdict == verdict
+    assert found.regression is (gib > 4.961 * 1.01)  # a rule is the user's own bound
+
+
 def test_versions_options_weather_and_interruptions_are_told() -> None:
     one = sample()
     packages = ENVIRONMENT.packages | {"torch": "2.12.1"}

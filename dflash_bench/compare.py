@@ -117,8 +117,9 @@ def _row_changes(
         )
         few = name == "step_ms" and change.ratio is None
         if not few:
-            alike = _as_many_compiled(old.row, new.row)
-            verdict = _verdict(change, precision=precision, as_many_compiled=alike)
+            counts = _num_compiled(old.row), _num_compiled(new.row)
+            alike = None in counts or counts[0] == counts[1]
+            verdict = _verdict(change, precision=precision, compiled_alike=alike)
             change = change.model_copy(update={"verdict": verdict})
         for rule in rules_here:
             broken = None if few else _broken(rule, change)
@@ -172,18 +173,15 @@ def _length(one: float, other: float) -> float:
     return math.hypot(math.log(one), math.log(other))
 
 
-def _as_many_compiled(old: Row | None, new: Row | None) -> bool:
-    """Whether as many graphs were compiled, and not read from the cache, as far as is known."""
-    counts = [None if row is None else row.graphs for row in (old, new)]
-    known = [
-        each.compiled - each.cached
-        for each in counts
-        if each is not None and each.compiled is not None and each.cached is not None
-    ]
-    return len(known) < len(counts) or known[0] == known[1]
+def _num_compiled(row: Row | None) -> int | None:
+    """Graphs that were compiled, not read from the cache; None where nobody counted."""
+    graphs = None if row is None else row.graphs
+    if graphs is None or graphs.compiled is None or graphs.cached is None:
+        return None
+    return graphs.compiled - graphs.cached
 
 
-def _verdict(change: Change, *, precision: float, as_many_compiled: bool) -> ChangeVerdict:
+def _verdict(change: Change, *, precision: float, compiled_alike: bool) -> ChangeVerdict:
     figure, ratio = FIGURES.get(change.figure), change.ratio
     higher_is_better = figure is not None and figure.higher_is_better
     if ratio is None:
@@ -195,7 +193,7 @@ def _verdict(change: Change, *, precision: float, as_many_compiled: bool) -> Cha
     if found in ("faster", "slower"):
         if figure is not None and figure.read_once:
             return "unclear"  # it knows nothing of its own noise
-        moved = figure is not None and figure.moved_by_compiling and not as_many_compiled
+        moved = figure is not None and figure.moved_by_compiling and not compiled_alike
         if moved and abs(math.log(ratio.value)) <= math.log1p(COMPILING_MOVES):
             return "unclear"
         return "better" if (found == "slower") == higher_is_better else "worse"

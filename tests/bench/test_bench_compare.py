@@ -1,43 +1,15 @@
-"""Two benches beside each other: what changed, what is refused, and when a rule is broken."""
+"""Two benches beside each other: what changed, and when a rule is broken."""
 
 import math
-import random
-from typing import Any
 
 import pytest
-from bench_samples import ENVIRONMENT, estimate, failed, measured, sample, skipped
+from bench_pairs import MODES, bench, change, compared, timed
+from bench_samples import estimate, failed, measured, skipped
 
 from dflash.errors import UsageError
-from dflash.measurement import Bench, Change, Changes, Comparison, Estimate, Row, Spread
+from dflash.measurement import Bench, Comparison, Estimate, Row
 from dflash_bench.compare import compare_benches, is_judged
 from dflash_bench.expressions import parse_rule
-
-MODES = ("eager", "compiled", "warmed", "graphed", "reduce-overhead")
-
-
-def timed(mode: str, step_ms: float, *, noise: float = 0.001, seed: int = 0, **more: Any) -> Row:  # noqa: ANN401
-    """A row of twelve turns around *step_ms*."""
-    source = random.Random(seed)
-    turns = [
-        [step_ms * math.exp(offset + source.gauss(0, noise / 3)) for _ in range(10)]
-        for offset in (source.gauss(0, noise) for _ in range(12))
-    ]
-    spread = Spread(median=step_ms, p10=step_ms, p90=step_ms, max=step_ms, count=120)
-    return measured(mode, turns_ms=turns, step_ms=spread, **more)
-
-
-def bench(*rows: Row, **changes: Any) -> Bench:  # noqa: ANN401
-    update = {"rows": list(rows), "comparisons": [], "scaling": [], "weather": None}
-    return sample().model_copy(update=update | changes)
-
-
-def compared(before: Bench, after: Bench, *rules: str, **options: Any) -> Changes:  # noqa: ANN401
-    parsed = [parse_rule(text, MODES) for text in rules]
-    return compare_benches(before, after, rules=parsed, **options)
-
-
-def change(found: Changes, figure: str = "step_ms") -> Change:
-    return next(each for each in found.changes if each.figure == figure)
 
 
 def test_what_did_not_change_is_the_same() -> None:
@@ -255,90 +227,6 @@ def test_benches_without_a_common_row_are_refused() -> None:
         compared(bench(timed("eager", 100)), bench(timed("graphed", 100)))
 
 
-def test_another_shape_under_the_same_name_is_refused() -> None:
-    one = bench(timed("eager", 100))
-    shapes = {"made-up-3072": {"token_budget": 4096, "num_anchors": 512, "num_documents": 1}}
-    other = one.model_copy(update={"shapes": shapes})
-    with pytest.raises(UsageError, match="token_budget is 3072 before and 4096 after"):
-        compared(one, other)
-
-
-def test_another_way_to_measure_is_refused() -> None:
-    one = bench(timed("eager", 100), options={"matmul": "bf16"})
-    other = one.model_copy(update={"options": {"matmul": "fp8"}})
-    with pytest.raises(UsageError, match="matmul is bf16 before and fp8 after"):
-        compared(one, other)
-
-
-def on(*devices: str, target: str = "auto") -> Bench:
-    options = {"devices": list(devices), "target_device": target}
-    return bench(timed("eager", 100)).model_copy(update={"options": options})
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (on("cuda:0", "cuda:0"), on("cuda:1", "cuda:1")),
-        (on("cuda:1", "cuda:0"), on("cuda:0", "cuda:1")),
-        (on("cuda:0"), on("cuda:0", target="cuda:0")),
-        (on("cuda:1"), on("cuda:0", target="cuda:0")),
-        (on("cuda:0", target="cuda:1"), on("cuda:1", target="cuda:0")),
-        (on("cuda:0", target="cuda:1"), on("cuda:0", target="cuda:2")),
-        (on("cpu"), on("cuda:0")),
-    ],
-)
-def test_devices_that_are_shared_alike_are_the_same_whatever_they_are_called(
-    before: Bench, after: Bench
-) -> None:
-    found = compared(before, after, "step_ms > +3%")
-    assert change(found).regression is False
-    assert not any("target_device" in text for text in found.differences)
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (on("cuda:0", "cuda:0"), on("cuda:0", "cuda:1")),
-        (on("cuda:0", target="cuda:1"), on("cuda:1", target="cuda:1")),
-        (on("cuda:0", target="cuda:1"), on("cuda:0")),
-        (on("cuda:0", target="cuda:1"), on("cuda:0", target="cpu")),
-        (on("cuda:0", "cuda:1", target="cuda:0"), on("cuda:0", "cuda:1", target="cuda:1")),
-    ],
-)
-def test_devices_that_are_shared_in_another_way_are_refused(before: Bench, after: Bench) -> None:
-    with pytest.raises(UsageError, match="devices are shared in another way"):
-        compared(before, after)
-
-
-def test_who_shares_devices_in_another_way_is_told_with_their_names() -> None:
-    with pytest.raises(UsageError, match="cuda:0, cuda:1 before and cuda:1, cuda:1 after"):
-        compared(on("cuda:0", target="cuda:1"), on("cuda:1"))
-
-
-def test_another_machine_is_told_and_never_judged_unasked() -> None:
-    one = bench(timed("eager", 100))
-    other = one.model_copy(update={"device": "Another GPU"})
-    assert "device: Made-up GPU before, Another GPU after" in compared(one, other).differences
-    with pytest.raises(UsageError, match="would judge two machines") as caught:
-        compared(one, other, "step_ms > +3%")
-    assert "--other-machine" in caught.value.hint
-    found = compared(one, other, "step_ms > +3%", other_machine=True)
-    assert change(found).regression is False
-
-
-def test_a_compile_cache_that_held_more_is_told() -> None:
-    held = measured("graphed").graphs
-    assert held is not None
-    old = measured("graphed", graphs=held.model_copy(update={"compiled": 9, "cached": 0}))
-    one, other = bench(measured("eager"), old), bench(measured("eager"), measured("graphed"))
-    told = "graphs that torch's compile cache held: 0 of 9 before, 7 of 9 after"
-    assert told in compared(one, other).differences
-    alone = bench(measured("eager"))
-    assert not compared(alone, other).differences  # it is of rows that both have
-    unknown = measured("graphed", graphs=held.model_copy(update={"compiled": None, "cached": None}))
-    assert not compared(bench(measured("eager"), unknown), other).differences
-
-
 @pytest.mark.parametrize(
     ("cached", "gib", "verdict"),
     [
@@ -369,19 +257,3 @@ def test_memory_that_reading_graphs_from_the_cache_can_move_is_no_news(
     found = change(compared(before, after, rule), "peak_reserved_gib")
     assert found.verdict == verdict
     assert found.regression is (gib > 4.961 * 1.01)  # a rule is the user's own bound
-
-
-def test_versions_options_weather_and_interruptions_are_told() -> None:
-    one = sample()
-    packages = ENVIRONMENT.packages | {"torch": "2.12.1"}
-    environment = ENVIRONMENT.model_copy(update={"packages": packages, "driver": "590.2"})
-    options = one.options | {"turn_steps": 5}
-    other = one.model_copy(
-        update={"environment": environment, "complete": False, "options": options}
-    )
-    found = compared(one, other)
-    assert "torch: 2.11.0+cu130 before, 2.12.1 after" in found.differences
-    assert "driver: 580.1 before, 590.2 after" in found.differences
-    assert "option turn_steps: 25 before, 5 after" in found.differences
-    assert "after is incomplete" in found.notes
-    assert "before: throttled: hardware slowdown, in 12% of the samples" in found.notes

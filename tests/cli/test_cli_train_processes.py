@@ -183,6 +183,7 @@ for kill in range(20):
         os._exit(main(command))
     while newest() < first + 2 * wanted:
         if time.monotonic() - begun > 60:
+            os.kill(child, signal.SIGKILL)
             sys.exit(f"no {wanted} checkpoints in 60 s after {kill} kills")
         time.sleep(0.002)
     startup_s = startup_s or time.monotonic() - begun
